@@ -1,0 +1,3 @@
+//! See `docs/`.
+
+fn main() {}
