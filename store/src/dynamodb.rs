@@ -1,0 +1,1 @@
+//! The real table, over aws-sdk-dynamodb.

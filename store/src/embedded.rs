@@ -1,0 +1,1 @@
+//! A SQLite file with the same semantics.
