@@ -1,3 +1,3 @@
-//! See `docs/`.
+//! The monitor's binary.
 
 fn main() {}

@@ -1,0 +1,39 @@
+//! The labels and annotations that say whose an object is (the wire contract, C.5), and under which authority a pass acts.
+
+/// Label `project`, on everything of ours.
+pub const LABEL_PROJECT: (&str, &str) = ("project", "gco");
+/// Label `gco.io/type`, on everything of ours.
+pub const LABEL_TYPE: (&str, &str) = ("gco.io/type", "inference");
+/// Selector of all our objects, for watches.
+pub const SELECTOR: &str = "project=gco,gco.io/type=inference";
+
+/// Annotation: the row's lifecycle.
+pub const ANNOTATION_LIFECYCLE: &str = "gco.io/lifecycle-id";
+/// Annotation: the region's generation.
+pub const ANNOTATION_REGION_GENERATION: &str = "gco.io/region-generation";
+/// Annotation: the leader's random epoch. Object metadata only, never a pod template (D-8).
+pub const ANNOTATION_LEADER_EPOCH: &str = "gco.io/leader-epoch";
+/// Annotation (ours): the leader's ordered term. Object metadata only.
+pub const ANNOTATION_LEADER_TERM: &str = "gco.io/leader-term";
+/// Annotation (ours), on Deployments and their pod templates: hash of the row's inputs that the template was rendered from.
+pub const ANNOTATION_INPUT_HASH: &str = "gco.io/input-hash";
+/// Annotation (ours), on Deployments: version of the renderer that wrote the template.
+pub const ANNOTATION_RENDERER: &str = "gco.io/renderer";
+
+/// Under which leadership a pass writes. Plain data: the right to write is `leadership::Claim`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeaderMark {
+    /// Random, 64 hexadecimal digits.
+    pub epoch: String,
+    /// Ordered: grows with every take-over.
+    pub term: u64,
+}
+
+/// Whose objects a pass acts on: what the row said when it was last read strongly.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RowIdentity {
+    /// `lifecycle_id`
+    pub lifecycle_id: String,
+    /// This region's generation.
+    pub region_generation: String,
+}

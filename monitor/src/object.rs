@@ -1,0 +1,162 @@
+//! Objects as the rooms hand them on: desired, observed, and the facts of pods.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde_json::Value;
+
+/// Every kind that can belong to an endpoint (the wire contract, C.9). Ordered as they are deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// `keda.sh/v1alpha1` ScaledObject: deleted with an endpoint, not rendered yet.
+    ScaledObject,
+    /// `autoscaling/v2` HorizontalPodAutoscaler: deleted with an endpoint, not rendered yet.
+    HorizontalPodAutoscaler,
+    /// `apps/v1` Deployment.
+    Deployment,
+    /// `v1` Service.
+    Service,
+    /// `v1` ConfigMap: deleted with an endpoint, not rendered yet.
+    ConfigMap,
+    /// `networking.k8s.io/v1` Ingress: legacy, only deleted.
+    Ingress,
+    /// `gateway.networking.k8s.io/v1` HTTPRoute: legacy, only deleted.
+    HttpRoute,
+    /// `v1` Secret: never watched or listed; deleted with an endpoint.
+    Secret,
+}
+
+impl Kind {
+    /// The word of status texts, lower case (`deployment`, `scaledobject` …).
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::ScaledObject => "scaledobject",
+            Self::HorizontalPodAutoscaler => "hpa",
+            Self::Deployment => "deployment",
+            Self::Service => "service",
+            Self::ConfigMap => "configmap",
+            Self::Ingress => "ingress",
+            Self::HttpRoute => "httproute",
+            Self::Secret => "secret",
+        }
+    }
+
+    /// Kinds that are watched and rendered so far.
+    pub const WATCHED: [Self; 2] = [Self::Deployment, Self::Service];
+}
+
+/// An object's place in the endpoint's namespace.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ObjectKey {
+    /// Kind.
+    pub kind: Kind,
+    /// Name.
+    pub name: String,
+}
+
+impl std::fmt::Display for ObjectKey {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{}/{}", self.kind.word(), self.name)
+    }
+}
+
+/// One object that should exist, complete but for server defaults, leader marks and resourceVersion.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DesiredObject {
+    /// Place.
+    pub key: ObjectKey,
+    /// The body that is sent: apiVersion, kind, metadata (name, namespace, labels, annotations) and spec.
+    pub body: Value,
+    /// For Deployments: hash of the row's inputs of the pod template.
+    pub input_hash: Option<String>,
+}
+
+/// Every object that should exist for one endpoint, in apply order. Nothing else of ours should exist for it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DesiredSet {
+    /// In apply order.
+    pub objects: Vec<DesiredObject>,
+}
+
+/// One object as the cache last saw it (or as our own write was answered, if that is newer).
+#[derive(Clone, Debug, PartialEq)]
+pub struct ObservedObject {
+    /// Place.
+    pub key: ObjectKey,
+    /// `metadata.uid`
+    pub uid: String,
+    /// `metadata.resourceVersion`
+    pub resource_version: String,
+    /// Whether `metadata.deletionTimestamp` is set.
+    pub terminating: bool,
+    /// The whole object without managedFields.
+    pub body: Arc<Value>,
+}
+
+impl ObservedObject {
+    /// An annotation's value.
+    #[must_use]
+    pub fn annotation(&self, name: &str) -> Option<&str> {
+        self.body.get("metadata")?.get("annotations")?.get(name)?.as_str()
+    }
+
+    /// A label's value.
+    #[must_use]
+    pub fn label(&self, name: &str) -> Option<&str> {
+        self.body.get("metadata")?.get("labels")?.get(name)?.as_str()
+    }
+}
+
+/// What matters of one pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObservedPod {
+    /// Name.
+    pub name: String,
+    /// Label `app`: the Deployment's name.
+    pub app: String,
+    /// Condition `Ready` is true and it is not terminating.
+    pub ready: bool,
+    /// Has a deletionTimestamp.
+    pub terminating: bool,
+    /// `gco.io/input-hash` of the pod.
+    pub input_hash: Option<String>,
+    /// `gco.io/lifecycle-id` of the pod.
+    pub lifecycle_id: Option<String>,
+    /// Why it is not ready: CamelCase reason.
+    pub reason: Option<String>,
+    /// Bounded words of scheduler, kubelet or container.
+    pub message: Option<String>,
+    /// Exit code of the last crash.
+    pub exit_code: Option<i64>,
+    /// Containers' restarts, summed.
+    pub restarts: u32,
+}
+
+/// What matters of one ReplicaSet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObservedReplicaSet {
+    /// Name.
+    pub name: String,
+    /// Label `app`.
+    pub app: String,
+    /// Annotation `deployment.kubernetes.io/revision`.
+    pub revision: u64,
+    /// `gco.io/input-hash` of its template.
+    pub input_hash: Option<String>,
+    /// `spec.replicas`
+    pub replicas: u32,
+    /// `status.readyReplicas`
+    pub ready: u32,
+}
+
+/// Everything of one endpoint as last seen. Only a complete, synced cache hands one out.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Observed {
+    /// Objects with one of the endpoint's inventory names, whoever's they are.
+    pub objects: BTreeMap<ObjectKey, ObservedObject>,
+    /// Pods whose `app` is one of the endpoint's Deployment names.
+    pub pods: Vec<ObservedPod>,
+    /// ReplicaSets of the same.
+    pub replica_sets: Vec<ObservedReplicaSet>,
+}
