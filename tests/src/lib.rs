@@ -1,1 +1,7 @@
-//! See `docs/`.
+//! What the suites share: a region to test on, actors on a table, and how much of either.
+//!
+//! The suites themselves are in `tests/tests/`, measurements in `tests/benches/`.
+
+pub mod region;
+pub mod size;
+pub mod tables;

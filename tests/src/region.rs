@@ -1,0 +1,1 @@
+//! A region to test on: a real control plane, nodes, a table, and monitors as processes.

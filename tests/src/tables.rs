@@ -1,0 +1,1 @@
+//! Tables to test on, and actors that use them.
