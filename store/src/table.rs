@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use crate::problem::bounded;
 use crate::transition::Transition;
-use crate::wire::Item;
+use crate::wire::{Item, Value};
 
 /// How fresh a read must be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,8 +41,30 @@ pub enum ErrorCategory {
     Table,
 }
 
+impl ErrorCategory {
+    /// Whether the same call may succeed later without anybody changing anything. Not for [`ErrorCategory::Unknown`]:
+    /// there the row must be looked at first.
+    #[must_use]
+    pub fn retryable(self) -> bool {
+        matches!(self, Self::Throttled | Self::Unavailable)
+    }
+
+    /// The word for metrics and logs.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Invalid => "invalid",
+            Self::Forbidden => "forbidden",
+            Self::Throttled => "throttled",
+            Self::Unavailable => "unavailable",
+            Self::Unknown => "unknown",
+            Self::Table => "table",
+        }
+    }
+}
+
 /// A failed call.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{operation}: {message}")]
 pub struct TableError {
     /// Kind of failure.
@@ -50,6 +73,43 @@ pub struct TableError {
     pub operation: &'static str,
     /// Bounded, without credentials.
     pub message: String,
+}
+
+impl TableError {
+    /// A failure of `operation`; the message is cut at 300 characters.
+    pub fn new(category: ErrorCategory, operation: &'static str, message: impl AsRef<str>) -> Self {
+        Self { category, operation, message: bounded(message.as_ref(), 300) }
+    }
+}
+
+/// One request to the table's server and how it ended, for metrics.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ObservedCall {
+    /// Operation, in DynamoDB's words.
+    pub operation: &'static str,
+    /// How it ended.
+    pub outcome: CallOutcome,
+    /// Read or write units that the server counted, when it told.
+    pub consumed_units: Option<f64>,
+    /// From sending to the answer, on the clock that the backend was given.
+    pub duration: Duration,
+}
+
+/// How one request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CallOutcome {
+    /// Done.
+    Success,
+    /// A conditional write whose condition did not hold.
+    Refused,
+    /// Failed.
+    Failed(ErrorCategory),
+}
+
+/// Told of every request; must be quick.
+pub trait Observer: Send + Sync + std::fmt::Debug {
+    /// One request ended.
+    fn observe(&self, call: &ObservedCall);
 }
 
 /// A complete read of the table.
@@ -78,6 +138,50 @@ pub struct RegionHeartbeat {
     pub last_complete_read_age_seconds: u64,
 }
 
+impl RegionHeartbeat {
+    /// Key attribute of the second table.
+    pub const KEY: &'static str = "region";
+
+    /// The heartbeat as attributes, without the key.
+    #[must_use]
+    pub fn to_attributes(&self) -> Item {
+        let age = i64::try_from(self.last_complete_read_age_seconds).unwrap_or(i64::MAX);
+        Item::from([
+            ("last_heartbeat".to_owned(), Value::from(self.last_heartbeat.as_str())),
+            ("version".to_owned(), Value::from(self.version.as_str())),
+            ("leader".to_owned(), Value::from(self.leader.as_str())),
+            ("last_complete_read_age_seconds".to_owned(), Value::from(age)),
+        ])
+    }
+}
+
+impl RegionItem {
+    /// Attribute that an operator sets to make a region change nothing.
+    pub const FREEZE: &'static str = "freeze";
+
+    /// Reads an item of the second table. A heartbeat with a missing or wrong attribute reads as none.
+    ///
+    /// Anything but an absent `freeze` or `false` freezes: a person who wrote `"true"` as a string meant to stop changes.
+    #[must_use]
+    pub fn parse(item: &Item) -> Self {
+        let text = |name: &str| item.get(name).and_then(Value::as_str).map(str::to_owned);
+        let heartbeat = || {
+            Some(RegionHeartbeat {
+                region: text(RegionHeartbeat::KEY)?,
+                last_heartbeat: text("last_heartbeat")?,
+                version: text("version")?,
+                leader: text("leader")?,
+                last_complete_read_age_seconds: item
+                    .get("last_complete_read_age_seconds")
+                    .and_then(Value::as_integer)
+                    .and_then(|age| u64::try_from(age).ok())?,
+            })
+        };
+        let frozen = !matches!(item.get(Self::FREEZE), None | Some(Value::Null | Value::Bool(false)));
+        Self { heartbeat: heartbeat(), frozen }
+    }
+}
+
 /// The region's item as it is after a heartbeat.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionItem {
@@ -96,6 +200,12 @@ pub struct TableDescription {
     pub multi_region_consistency: Option<String>,
 }
 
+/// Name of the second table for a first table called `table_name`.
+#[must_use]
+pub fn regions_table_name(table_name: &str) -> String {
+    format!("{table_name}-regions")
+}
+
 /// The two tables. All calls are bounded in time by the backend's settings.
 #[async_trait::async_trait]
 pub trait Table: Send + Sync + std::fmt::Debug {
@@ -109,6 +219,8 @@ pub trait Table: Send + Sync + std::fmt::Debug {
     async fn check(&self) -> Result<TableDescription, TableError>;
     /// Writes this region's heartbeat into the second table, leaving `freeze` alone.
     async fn write_heartbeat(&self, heartbeat: &RegionHeartbeat, time_out: Duration) -> Result<RegionItem, TableError>;
+    /// Asks a region to change nothing (`freeze`), or lifts that; makes the region's item when there is none.
+    async fn set_frozen(&self, region: &str, frozen: bool) -> Result<RegionItem, TableError>;
     /// The region's item of the second table, strongly read.
     async fn read_region(&self, region: &str) -> Result<Option<RegionItem>, TableError>;
     /// Creates both tables if absent (local use and suites; production tables come from infrastructure).
