@@ -76,6 +76,12 @@ pub enum Intent {
     },
     /// Not this region's business.
     Ignore,
+    /// This region's business, but there is no authority to act under: nothing is touched and nothing can be reported.
+    /// The shell counts it by its reason and logs the row's name (D-50: there is no unfenced path).
+    Unusable {
+        /// CamelCase reason: `NoVersion` (no `updated_at`), `MalformedRow` (a fence or membership attribute of a wrong type).
+        reason: &'static str,
+    },
 }
 
 /// Decides.
