@@ -116,6 +116,15 @@ impl Value {
         }
     }
 
+    /// The text of a number, as it is.
+    #[must_use]
+    pub fn number_text(&self) -> Option<&str> {
+        match self {
+            Self::Number(text) => Some(text),
+            _ => None,
+        }
+    }
+
     /// What is at a path of map keys below this value.
     #[must_use]
     pub fn at(&self, keys: &[&str]) -> Option<&Value> {

@@ -1,5 +1,10 @@
 //! The typed spec of an endpoint, and the one validator that command line and monitor share.
 
+mod check;
+mod hash;
+mod label;
+mod quantity;
+
 use std::collections::BTreeMap;
 
 use crate::problem::FieldProblem;
@@ -128,13 +133,39 @@ pub struct CheckedSpec {
     pub without_effect: Vec<FieldProblem>,
 }
 
+impl Accelerator {
+    /// Resource names of all accelerators.
+    pub const RESOURCES: [&'static str; 2] = ["nvidia.com/gpu", "aws.amazon.com/neuron"];
+
+    /// The resource that a pod asks for.
+    #[must_use]
+    pub fn resource(self) -> &'static str {
+        match self {
+            Self::Nvidia => Self::RESOURCES[0],
+            Self::Neuron => Self::RESOURCES[1],
+        }
+    }
+}
+
 impl Spec {
     /// Checks the `spec` attribute of a row. Paths in problems start with `spec`.
     ///
     /// # Errors
     /// Every bad field at once, sorted by path.
     pub fn check(value: &Value) -> Result<CheckedSpec, Vec<FieldProblem>> {
-        let _ = value;
-        Err(Vec::new())
+        let check::Findings { spec, problems, without_effect } = check::inspect(value);
+        if problems.is_empty() { Ok(CheckedSpec { spec, without_effect }) } else { Err(problems) }
+    }
+
+    /// Fields of a spec that change nothing, sorted by path, whether the spec is otherwise right or not.
+    #[must_use]
+    pub fn fields_without_effect(value: &Value) -> Vec<FieldProblem> {
+        check::inspect(value).without_effect
+    }
+
+    /// The image that runs in a region: the region's own entry, else the common one.
+    #[must_use]
+    pub fn image_for(&self, region: &str) -> &str {
+        self.region_image_uris.get(region).unwrap_or(&self.image)
     }
 }
