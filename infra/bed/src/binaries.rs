@@ -219,7 +219,7 @@ mod tests {
     #[test]
     fn the_module_pins_the_version_that_the_programs_report() {
         let module = kubernetes_module();
-        let required = format!("k8s.io/kubernetes v{KUBERNETES_VERSION}\n");
+        let required = format!("k8s.io/kubernetes v{KUBERNETES_VERSION}");
         assert!(module.files[0].1.contains(&required));
         assert!(module.linker_flags.contains("version.gitVersion=v1.35.0 "), "{}", module.linker_flags);
         assert!(module.linker_flags.contains("version.gitMajor=1 "));

@@ -101,8 +101,7 @@ impl Cache {
         std::fs::create_dir_all(&staging).with_context(|| format!("creating {}", staging.display()))?;
         let made = make(staging.clone()).await?;
         let entry = self.folder.join(name);
-        std::fs::rename(&made, &entry)
-            .with_context(|| format!("moving {} to {}", made.display(), entry.display()))?;
+        std::fs::rename(&made, &entry).with_context(|| format!("moving {} to {}", made.display(), entry.display()))?;
         let _ = std::fs::remove_dir_all(&staging);
         Ok(entry)
     }

@@ -145,11 +145,7 @@ impl AuditLog {
     ///
     /// # Errors
     /// When the file cannot be read or understood.
-    pub fn counts_of_user(
-        &self,
-        mark: AuditMark,
-        user: &str,
-    ) -> anyhow::Result<BTreeMap<(String, String), usize>> {
+    pub fn counts_of_user(&self, mark: AuditMark, user: &str) -> anyhow::Result<BTreeMap<(String, String), usize>> {
         let mut counts = BTreeMap::new();
         for request in self.requests_where(mark, |request| request.user == user)? {
             let AuditEvent { verb, resource, subresource, uri, .. } = request;

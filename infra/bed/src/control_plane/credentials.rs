@@ -6,9 +6,8 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow};
-use aws_lc_rs::encoding::{AsDer as _, Pkcs8V1Der, PublicKeyX509Der};
-use aws_lc_rs::rsa::{KeyPair, KeySize};
-use aws_lc_rs::signature::KeyPair as _;
+use aws_lc_rs::encoding::{AsDer as _, PublicKeyX509Der};
+use aws_lc_rs::signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair, KeyPair as _};
 use gco_runtime::random::{Randomness as _, SystemRandomness};
 
 /// The user that may do everything.
@@ -61,8 +60,8 @@ impl Credentials {
 
 fn key_pair() -> anyhow::Result<(String, String)> {
     let failed = |_| anyhow!("cannot make a key pair");
-    let pair = KeyPair::generate(KeySize::Rsa2048).map_err(failed)?;
-    let private: Pkcs8V1Der<'_> = pair.as_der().map_err(failed)?;
+    let pair = EcdsaKeyPair::generate(&ECDSA_P256_SHA256_ASN1_SIGNING).map_err(failed)?;
+    let private = pair.to_pkcs8v1().map_err(failed)?;
     let public: PublicKeyX509Der<'_> = pair.public_key().as_der().map_err(failed)?;
     let encode = |tag: &str, bytes: &[u8]| pem::encode(&pem::Pem::new(tag, bytes));
     Ok((encode("PRIVATE KEY", private.as_ref()), encode("PUBLIC KEY", public.as_ref())))
