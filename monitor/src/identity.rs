@@ -1,5 +1,7 @@
 //! The labels and annotations that say whose an object is (the wire contract, C.5), and under which authority a pass acts.
 
+use std::collections::BTreeMap;
+
 /// Label `project`, on everything of ours.
 pub const LABEL_PROJECT: (&str, &str) = ("project", "gco");
 /// Label `gco.io/type`, on everything of ours.
@@ -36,4 +38,36 @@ pub struct RowIdentity {
     pub lifecycle_id: String,
     /// This region's generation.
     pub region_generation: String,
+}
+
+/// Label `app`: the name of the Deployment that an object or pod belongs to.
+pub const LABEL_APP: &str = "app";
+
+/// The labels of everything of ours that belongs to the Deployment `app`.
+#[must_use]
+pub fn labels(app: &str) -> BTreeMap<String, String> {
+    [(LABEL_APP, app), LABEL_PROJECT, LABEL_TYPE].map(|(name, value)| (name.to_owned(), value.to_owned())).into()
+}
+
+impl RowIdentity {
+    /// The annotations that say whose an object is, without leader marks: those belong on metadata only, and only the
+    /// plan knows them.
+    #[must_use]
+    pub fn annotations(&self) -> BTreeMap<String, String> {
+        let Self { lifecycle_id, region_generation } = self;
+        [(ANNOTATION_LIFECYCLE, lifecycle_id), (ANNOTATION_REGION_GENERATION, region_generation)]
+            .map(|(name, value)| (name.to_owned(), value.clone()))
+            .into()
+    }
+}
+
+impl LeaderMark {
+    /// The annotations that every write of this leader carries.
+    #[must_use]
+    pub fn annotations(&self) -> BTreeMap<String, String> {
+        let Self { epoch, term } = self;
+        [(ANNOTATION_LEADER_EPOCH, epoch.clone()), (ANNOTATION_LEADER_TERM, term.to_string())]
+            .map(|(name, value)| (name.to_owned(), value))
+            .into()
+    }
 }

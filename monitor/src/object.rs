@@ -1,5 +1,7 @@
 //! Objects as the rooms hand them on: desired, observed, and the facts of pods.
 
+pub mod quantity;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

@@ -1,9 +1,25 @@
 //! Complete desired objects of an endpoint, from its checked spec. Pure.
+//!
+//! What the wire contract (C.12.1, C.12.2) fixes is rendered exactly; what was mended says so where it is rendered, and
+//! why. Every field whose server default matters is rendered, because a default belongs to nobody and survives the change
+//! that made it wrong (`imagePullPolicy` of an earlier tag, for example). Maps of the spec are read, never written
+//! into (D-53).
+
+mod pod;
+mod resources;
+
+use std::collections::BTreeMap;
 
 use gco_store::spec::Spec;
+use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec, DeploymentStrategy, RollingUpdateDeployment};
+use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use serde::Serialize;
+use serde_json::Value;
 
-use crate::identity::RowIdentity;
-use crate::object::DesiredSet;
+use crate::identity::{self, ANNOTATION_INPUT_HASH, ANNOTATION_RENDERER, RowIdentity};
+use crate::object::{DesiredObject, DesiredSet, Kind, ObjectKey};
 
 /// Version of this renderer; raised when the same inputs render to another pod template. An object that an older one
 /// wrote keeps its live template until the row's spec changes.
@@ -24,9 +40,123 @@ pub struct RenderInput<'a> {
     pub spec: &'a Spec,
 }
 
+/// Name of the model container.
+pub const CONTAINER: &str = "inference";
+/// Name of the model server's port, on the container and on the Service.
+///
+/// Mended: the original leaves the container port unnamed and the Service targets the number. By name, an edit of the port
+/// needs no change of the Service: old and new pods are both reached while they are replaced.
+pub const PORT_NAME: &str = "http";
+/// Port of every classic endpoint's Service.
+pub const SERVICE_PORT: i32 = 80;
+
+/// Seconds that a rollout may take beyond one start-up: scheduling, a new node and the image pull come before the start-up
+/// probe begins to count. A deadline below the start-up budget would call every slow model stuck.
+const ROLLOUT_MARGIN_SECONDS: u32 = 300;
+/// Old ReplicaSets that are kept for a look back. Each is an object in every watch; the server's default is 10.
+const REVISION_HISTORY: i32 = 3;
+/// From this many replicas on, a quarter is at least one whole pod (4 × 25 % = 1, rounded down).
+const QUARTER_IS_A_POD: u32 = 4;
+
 /// Deployment and Service of a classic endpoint (the wire contract, C.12.1 and C.12.2).
+///
+/// The Deployment comes first, as in the original: a Service without pods answers nothing either way, and a Deployment
+/// without its Service is at least starting.
 #[must_use]
 pub fn classic(input: &RenderInput<'_>) -> DesiredSet {
-    let _ = input;
-    DesiredSet::default()
+    let RenderInput { name, namespace, region, identity, spec } = input;
+    let input_hash = spec.template_input_hash(region);
+    let mut annotations = identity.annotations();
+    annotations.insert(ANNOTATION_INPUT_HASH.to_owned(), input_hash.clone());
+    let template = pod::template(input, &annotations);
+    annotations.insert(ANNOTATION_RENDERER.to_owned(), RENDERER_VERSION.to_string());
+    let metadata = |annotations: BTreeMap<String, String>| ObjectMeta {
+        name: Some((*name).to_owned()),
+        namespace: Some((*namespace).to_owned()),
+        labels: Some(identity::labels(name)),
+        annotations: Some(annotations),
+        ..ObjectMeta::default()
+    };
+    let deployment = Deployment {
+        metadata: metadata(annotations),
+        spec: Some(DeploymentSpec {
+            min_ready_seconds: Some(0),
+            progress_deadline_seconds: Some(signed(
+                spec.startup_timeout_seconds.saturating_add(ROLLOUT_MARGIN_SECONDS),
+            )),
+            replicas: Some(signed(spec.replicas)),
+            revision_history_limit: Some(REVISION_HISTORY),
+            // Only `app`, as in the original: a selector can never be changed.
+            selector: LabelSelector { match_labels: Some(app_selector(name)), match_expressions: None },
+            strategy: Some(strategy(spec)),
+            template,
+            ..DeploymentSpec::default()
+        }),
+        status: None,
+    };
+    let mut selector = app_selector(name);
+    // Egress policies of the VPC CNI are only evaluated for Services that select by this label too.
+    selector.insert(identity::LABEL_TYPE.0.to_owned(), identity::LABEL_TYPE.1.to_owned());
+    let service = Service {
+        metadata: metadata(identity.annotations()),
+        spec: Some(ServiceSpec {
+            type_: Some("ClusterIP".to_owned()),
+            selector: Some(selector),
+            ports: Some(vec![ServicePort {
+                name: Some(PORT_NAME.to_owned()),
+                port: SERVICE_PORT,
+                protocol: Some("TCP".to_owned()),
+                target_port: Some(IntOrString::String(PORT_NAME.to_owned())),
+                ..ServicePort::default()
+            }]),
+            ..ServiceSpec::default()
+        }),
+        status: None,
+    };
+    let object =
+        |kind, body, input_hash| DesiredObject { key: ObjectKey { kind, name: (*name).to_owned() }, body, input_hash };
+    DesiredSet {
+        objects: vec![
+            object(Kind::Deployment, json(&deployment), Some(input_hash)),
+            object(Kind::Service, json(&service), None),
+        ],
+    }
+}
+
+/// How pods are replaced.
+///
+/// Mended (D-36): the original leaves the server's default, which at one to three replicas needs a spare accelerator (25 %
+/// surge rounds up to one pod, 25 % unavailable rounds down to none) or waits for ever. Without surge, one pod goes before
+/// its replacement comes; from four replicas on, a quarter at a time. With surge, none goes before its replacement is
+/// ready. Never are both zero, which the server refuses.
+fn strategy(spec: &Spec) -> DeploymentStrategy {
+    let unavailable = if spec.max_surge > 0 {
+        IntOrString::Int(0)
+    } else if spec.replicas >= QUARTER_IS_A_POD {
+        IntOrString::String("25%".to_owned())
+    } else {
+        IntOrString::Int(1)
+    };
+    DeploymentStrategy {
+        type_: Some("RollingUpdate".to_owned()),
+        rolling_update: Some(RollingUpdateDeployment {
+            max_surge: Some(IntOrString::Int(signed(spec.max_surge))),
+            max_unavailable: Some(unavailable),
+        }),
+    }
+}
+
+fn app_selector(name: &str) -> BTreeMap<String, String> {
+    BTreeMap::from([(identity::LABEL_APP.to_owned(), name.to_owned())])
+}
+
+/// Counts of a checked spec are far below 2^31 (the largest, `startup_timeout_seconds`, is 21,600).
+fn signed(count: u32) -> i32 {
+    i32::try_from(count).unwrap_or(i32::MAX)
+}
+
+fn json(object: &impl Serialize) -> Value {
+    // Fails only for maps whose keys are not strings; the generated types have none. An empty body would be refused by the
+    // server, visibly.
+    serde_json::to_value(object).unwrap_or_default()
 }
