@@ -7,6 +7,8 @@ mod quantity;
 
 use std::collections::BTreeMap;
 
+pub(crate) use check::MOST_REPLICAS;
+
 use crate::problem::FieldProblem;
 use crate::wire::{Item, Value};
 

@@ -2,16 +2,39 @@
 //!
 //! Built from the row as read, the time and fresh tokens; executed by a backend. Nothing here does I/O.
 
-use jiff::Timestamp;
+mod build;
+mod evaluate;
+
+use std::fmt;
 
 use crate::problem::FieldProblem;
-use crate::row::{DesiredState, EndpointRow};
-use crate::status::RegionEntry;
 use crate::wire::{Item, Value};
+
+pub(crate) use build::deleted_message;
+pub use build::{
+    back_fill, create, promote, purge, scale, set_desired_state, set_paused, start, update_spec, update_target_regions,
+    write_region_status,
+};
+
+/// The only namespace that endpoints are served in (D-51): the monitors' roles exist nowhere else.
+pub const NAMESPACE: &str = "gco-inference";
 
 /// A place in a row: attribute, then map keys.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Path(pub Vec<String>);
+
+impl Path {
+    /// The place under these keys, the attribute first.
+    pub fn of<const N: usize>(keys: [&str; N]) -> Self {
+        Self(keys.map(str::to_owned).to_vec())
+    }
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.0.join("."))
+    }
+}
 
 /// What must hold for a change to happen.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,8 +47,10 @@ pub enum Condition {
     Not(Box<Condition>),
     /// The place holds something.
     Exists(Path),
-    /// The place holds exactly this (type and value).
+    /// The place holds this (type and value; numbers and sets as DynamoDB compares them).
     Equals(Path, Value),
+    /// The place holds a string whose bytes sort before these.
+    Before(Path, String),
 }
 
 /// One change of an update.
@@ -82,6 +107,26 @@ pub enum Operation {
     Purge,
     /// Ours: `control.paused`.
     SetPaused,
+}
+
+impl Operation {
+    /// The word for metrics and logs.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Create => "create",
+            Self::BackFill => "back_fill",
+            Self::SetDesiredState => "set_desired_state",
+            Self::Promote => "promote",
+            Self::Start => "start",
+            Self::UpdateSpec => "update_spec",
+            Self::Scale => "scale",
+            Self::WriteRegionStatus => "write_region_status",
+            Self::UpdateTargetRegions => "update_target_regions",
+            Self::Purge => "purge",
+            Self::SetPaused => "set_paused",
+        }
+    }
 }
 
 /// One conditional write.
@@ -146,127 +191,4 @@ pub struct CreateRequest {
     pub labels: std::collections::BTreeMap<String, String>,
     /// Who asked.
     pub created_by: Option<String>,
-}
-
-/// B.1. `token` is called once for the lifecycle and once per region.
-///
-/// # Errors
-/// Every bad field of the request at once.
-pub fn create(
-    request: &CreateRequest,
-    now: Timestamp,
-    token: &mut dyn FnMut() -> String,
-) -> Result<Transition, OperationError> {
-    let _ = (request, now, token);
-    Err(OperationError::Invalid(Vec::new()))
-}
-
-/// B.4: `None` when nothing is missing.
-///
-/// # Errors
-/// A row without `updated_at` has no version to build upon (D-50).
-pub fn back_fill(
-    row: &EndpointRow,
-    now: Timestamp,
-    token: &mut dyn FnMut() -> String,
-) -> Result<Option<Transition>, OperationError> {
-    let _ = (row, now, token);
-    Ok(None)
-}
-
-/// B.5 for `stopped` and `deleted` (and `deploying`); `label` is an ownership predicate.
-///
-/// # Errors
-/// The contract's words for a missing lifecycle, an empty label …
-pub fn set_desired_state(
-    row: &EndpointRow,
-    target: DesiredState,
-    label: Option<(&str, &str)>,
-    now: Timestamp,
-    token: &mut dyn FnMut() -> String,
-) -> Result<Transition, OperationError> {
-    let _ = (row, target, label, now, token);
-    Err(OperationError::Invalid(Vec::new()))
-}
-
-/// Promotion `deploying` → `running` by any region: lifecycle, still `deploying`, `updated_at` as read (D-1).
-///
-/// # Errors
-/// A row without lifecycle or version.
-pub fn promote(row: &EndpointRow, now: Timestamp) -> Result<Transition, OperationError> {
-    let _ = (row, now);
-    Err(OperationError::Invalid(Vec::new()))
-}
-
-/// B.6.
-///
-/// # Errors
-/// The contract's words for a row that is not stopped.
-pub fn start(row: &EndpointRow, now: Timestamp) -> Result<Transition, OperationError> {
-    let _ = (row, now);
-    Err(OperationError::Invalid(Vec::new()))
-}
-
-/// B.7 with I.5: replaces the spec under the row's `updated_at` and keeps the desired state (D-4, D-33).
-///
-/// # Errors
-/// Every bad field at once; or the row's state.
-pub fn update_spec(row: &EndpointRow, spec: Value, now: Timestamp) -> Result<Transition, OperationError> {
-    let _ = (row, spec, now);
-    Err(OperationError::Invalid(Vec::new()))
-}
-
-/// B.8.
-///
-/// # Errors
-/// A bad count; or the row's state.
-pub fn scale(row: &EndpointRow, replicas: i64, now: Timestamp) -> Result<Transition, OperationError> {
-    let _ = (row, replicas, now);
-    Err(OperationError::Invalid(Vec::new()))
-}
-
-/// B.9 with compare-and-set on the own entry's `last_sync` (or its absence) as read, and D-6: an acknowledgement is
-/// terminal only for its own deletion generation.
-///
-/// # Errors
-/// A row without version.
-pub fn write_region_status(
-    row: &EndpointRow,
-    region: &str,
-    entry: &RegionEntry,
-    authority: &StatusAuthority,
-    now: Timestamp,
-) -> Result<Transition, OperationError> {
-    let _ = (row, region, entry, authority, now);
-    Err(OperationError::Invalid(Vec::new()))
-}
-
-/// B.10: new targets; a fresh generation for every region that is added or removed.
-///
-/// # Errors
-/// Bad regions; or the row's state.
-pub fn update_target_regions(
-    row: &EndpointRow,
-    target_regions: &[String],
-    now: Timestamp,
-    token: &mut dyn FnMut() -> String,
-) -> Result<Transition, OperationError> {
-    let _ = (row, target_regions, now, token);
-    Err(OperationError::Invalid(Vec::new()))
-}
-
-/// B.11, when the quorum of C.9 stands in the row; `None` otherwise.
-#[must_use]
-pub fn purge(row: &EndpointRow) -> Option<Transition> {
-    let _ = row;
-    None
-}
-
-/// Ours: sets or clears `control.paused`.
-///
-/// # Errors
-/// The row's state.
-pub fn set_paused(row: &EndpointRow, paused: bool, now: Timestamp) -> Result<Transition, OperationError> {
-    let _ = (row, paused, now);
-    Err(OperationError::Invalid(Vec::new()))
 }
