@@ -62,6 +62,16 @@ impl Change {
 }
 
 impl Write {
+    /// The operation that a server sees, in DynamoDB's words.
+    #[must_use]
+    pub fn server_operation(&self) -> &'static str {
+        match self {
+            Self::Put(_) => "PutItem",
+            Self::Update(_) => "UpdateItem",
+            Self::Delete => "DeleteItem",
+        }
+    }
+
     /// The row after the write; `before` is `None` when there is none.
     ///
     /// # Errors

@@ -1,1 +1,0 @@
-//! A SQLite file with the same semantics.
