@@ -1,4 +1,13 @@
 //! Ordered steps from what is observed to what is desired. Pure; empty at rest.
+//!
+//! A step is planned only for a difference in something we own ([`compare`]), only on objects that are ours
+//! ([`ownership`]), and carries everything of others over ([`body`]). Marks of leadership are never a reason to write.
+
+pub mod body;
+pub mod compare;
+mod goals;
+mod inventory;
+pub mod ownership;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,6 +16,9 @@ use serde_json::Value;
 use crate::identity::{LeaderMark, RowIdentity};
 use crate::intent::CleanUp;
 use crate::object::{DesiredSet, ObjectKey, Observed};
+
+pub use body::digest;
+pub use inventory::{inventory, inventory_of};
 
 /// The version of an object that a step was planned for; the server refuses the step on any other.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,9 +85,24 @@ pub enum Step {
 pub struct Obstacle {
     /// The object.
     pub key: ObjectKey,
-    /// CamelCase reason: `Foreign` (not ours), `OtherEndpoint` (another row's), `Terminating` (being deleted, wait),
-    /// `AdoptionNotSupported` (the original's object), `WriteWithoutEffect`.
+    /// CamelCase reason, one of [`obstacle`].
     pub reason: &'static str,
+}
+
+/// Reasons of an [`Obstacle`].
+pub mod obstacle {
+    /// Not ours: it has our name and none of our marks.
+    pub const FOREIGN: &str = "Foreign";
+    /// It belongs to another row of the table.
+    pub const OTHER_ENDPOINT: &str = "OtherEndpoint";
+    /// It is being deleted; its last event wakes us.
+    pub const TERMINATING: &str = "Terminating";
+    /// The original made it, and this version does not take such an object over while pods run under it.
+    pub const ADOPTION_NOT_SUPPORTED: &str = "AdoptionNotSupported";
+    /// The server answered the same write with unchanged content; it is not repeated.
+    pub const WRITE_WITHOUT_EFFECT: &str = "WriteWithoutEffect";
+    /// It is of an earlier lifecycle or generation, and nothing is deleted while the table cannot be read.
+    pub const TABLE_AWAY: &str = "TableAway";
 }
 
 /// The plan of one pass.
@@ -133,22 +160,15 @@ pub struct PlanInput<'a> {
 }
 
 /// Plans.
+///
+/// Order of the steps: stamps (nothing is safe from a deposed leader before them), hand-off of stale objects (all at once,
+/// D-23), then what should exist in its apply order, then what should not, workloads after their replacements are ready.
 #[must_use]
 pub fn plan(input: &PlanInput<'_>) -> Plan {
-    let _ = input;
-    Plan::default()
-}
-
-/// Digest of a desired body, for [`PlanInput::futile`].
-#[must_use]
-pub fn digest(body: &Value) -> String {
-    let _ = body;
-    String::new()
-}
-
-/// Every name that belongs to an endpoint (the wire contract, C.9), in deletion order.
-#[must_use]
-pub fn inventory(name: &str) -> Vec<ObjectKey> {
-    let _ = name;
-    Vec::new()
+    let PlanInput { goal, .. } = input;
+    match goal {
+        Goal::Hold { identity, desired } => goals::hold(input, identity, desired),
+        Goal::Stop { identity } => goals::stop(input, identity),
+        Goal::Remove { clean_up, region_generation } => goals::remove(input, clean_up, *region_generation),
+    }
 }
