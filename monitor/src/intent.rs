@@ -184,10 +184,8 @@ fn of_deleted(row: &EndpointRow, context: &RegionContext<'_>, paused: bool) -> I
         // Whichever region sees the last acknowledgement purges; the condition on the row decides between several.
         return Intent::AwaitPurge;
     }
-    let clean_up = CleanUp::Deleted {
-        lifecycle_id: lifecycle_id.clone(),
-        deletion_generation: deletion_generation.clone(),
-    };
+    let clean_up =
+        CleanUp::Deleted { lifecycle_id: lifecycle_id.clone(), deletion_generation: deletion_generation.clone() };
     Intent::Remove { clean_up, paused }
 }
 
@@ -200,10 +198,8 @@ fn of_removed_region(row: &EndpointRow, context: &RegionContext<'_>, paused: boo
             if row.acknowledged(context.region) {
                 return Intent::Ignore;
             }
-            let identity = RowIdentity {
-                lifecycle_id: lifecycle_id.clone(),
-                region_generation: region_generation.to_owned(),
-            };
+            let identity =
+                RowIdentity { lifecycle_id: lifecycle_id.clone(), region_generation: region_generation.to_owned() };
             Intent::Remove { clean_up: CleanUp::RegionRemoved(identity), paused }
         }
         _ => back_fill(paused),
@@ -226,7 +222,9 @@ fn of_serving(row: &EndpointRow, context: &RegionContext<'_>, identity: RowIdent
         let problem = |other: &str| {
             FieldProblem::new(
                 "endpoint_name",
-                format!("objects of the endpoint \"{other}\" could have the same names; delete one of the two endpoints"),
+                format!(
+                    "objects of the endpoint \"{other}\" could have the same names; delete one of the two endpoints"
+                ),
             )
         };
         return reject(reason::NAME_COLLISION, colliding.into_iter().map(problem).collect());
