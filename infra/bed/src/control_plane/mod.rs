@@ -24,6 +24,7 @@ use crate::binaries::Binaries;
 use crate::cache::{Cache, RunFolder};
 use crate::ports::{free_ports, is_free, loopback, lost_port};
 use crate::process::Supervised;
+use crate::rewriting_proxy::Upstream;
 use crate::wait;
 
 /// How long a program may take to start. Generous: two of these may share two busy cores.
@@ -157,6 +158,38 @@ impl ControlPlane {
     /// The PEM file with the certificate that the API server's is signed by.
     pub fn certificate_authority_path(&self) -> PathBuf {
         self.layout.certificate_authority()
+    }
+
+    /// What a rewriting proxy needs to stand before the API server.
+    ///
+    /// # Errors
+    /// When the certificate cannot be read.
+    pub fn upstream(&self) -> anyhow::Result<Upstream> {
+        let path = self.certificate_authority_path();
+        let read = std::fs::read(&path).with_context(|| format!("reading {}", path.display()));
+        Ok(Upstream::Https { address: loopback(self.port), certificate_authorities: read? })
+    }
+
+    /// A new client of the administrator that goes through another address, such as a rewriting proxy's.
+    ///
+    /// # Errors
+    /// When the address is none.
+    pub fn client_through(&self, url: &str) -> anyhow::Result<Client> {
+        self.client_with_token(url, &self.admin_token)
+    }
+
+    /// A new client that goes through `url` with `token`, such as a service account's.
+    ///
+    /// # Errors
+    /// When the address is none.
+    pub fn client_with_token(&self, url: &str, token: &str) -> anyhow::Result<Client> {
+        let parsed = url.parse().with_context(|| format!("not an address: {url:?}"))?;
+        let mut config = Config::new(parsed);
+        config.auth_info.token = Some(token.to_owned().into());
+        let authority = std::fs::read(self.certificate_authority_path()).context("reading the certificate")?;
+        let certificates = pem::parse_many(authority).context("reading the certificate")?;
+        config.root_cert = Some(certificates.into_iter().map(pem::Pem::into_contents).collect());
+        Client::try_from(config).context("making a client")
     }
 
     /// A new client of the administrator. A client belongs to the runtime that it was made in.
