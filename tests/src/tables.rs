@@ -1,1 +1,22 @@
 //! Tables to test on, and actors that use them.
+//!
+//! | Part | What for |
+//! |---|---|
+//! | [`backends`] | the embedded table and both table servers, and what each server is known to lack |
+//! | [`reference`] | what a transition should do, evaluated on a map |
+//! | [`predicates`] | how often each atomic condition was seen true and false |
+//! | [`generator`] | seeded actors with stale snapshots |
+//! | [`sequence`] | one seeded sequence of operations on the reference and every backend |
+//! | [`conformance`], [`raw`] | what DynamoDB does and a server may not, as probes past the product's client |
+//! | [`specs`], [`seed`] | the endpoint specs and the random choices that they use |
+
+pub mod backends;
+pub mod conformance;
+pub mod generator;
+pub mod predicates;
+pub mod raw;
+pub mod reference;
+pub mod scenarios;
+pub mod seed;
+pub mod sequence;
+pub mod specs;
