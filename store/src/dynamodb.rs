@@ -1,1 +1,0 @@
-//! The real table, over aws-sdk-dynamodb.
