@@ -2,4 +2,6 @@
 //! processes, a simulated engine, and the real monitor.
 
 pub mod engine;
+pub mod kubelet;
 pub mod loopback;
+pub mod nodes;

@@ -1,11 +1,9 @@
 //! The simulated engine as a process, spoken to over HTTP.
 
-mod common;
-
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use common::until;
+use gco_bed::wait::until;
 use gco_local::loopback::{LoopbackClient, json_request};
 use http_body_util::BodyExt as _;
 use nix::sys::signal::{Signal, kill};
@@ -214,12 +212,13 @@ async fn metrics_count_tokens_and_what_runs() {
     let during = engine.metrics().await;
     assert!(during.contains("vllm:num_requests_running{engine=\"0\",model_name=\"demo/model\"} 1.0\n"), "{during}");
     drop(stream);
-    until("the engine notices that its client left", BOUND, async || {
+    until("the engine notices that its client left", BOUND, || async {
         let now = engine.metrics().await;
         let idle = now.contains("vllm:num_requests_running{engine=\"0\",model_name=\"demo/model\"} 0.0\n");
         if idle { Ok(()) } else { Err(now) }
     })
-    .await;
+    .await
+    .unwrap();
 
     body["stream"] = json!(false);
     body["max_tokens"] = json!(5);
@@ -256,7 +255,8 @@ async fn a_terminated_engine_finishes_its_open_stream_and_exits_with_zero() {
         Ok(answer) => Err(format!("{:?}", answer.status)),
         Err(_) => Ok(()),
     })
-    .await;
+    .await
+    .unwrap();
     let rest = stream.collect().await.unwrap().to_bytes();
     assert!(rest.ends_with(b"data: [DONE]\n\n"), "{rest:?}");
     assert_eq!(engine.exit().await.code(), Some(0));

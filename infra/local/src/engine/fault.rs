@@ -1,5 +1,6 @@
 //! The ways in which a simulated engine can be told to fail.
 
+use std::fmt;
 use std::time::Duration;
 
 /// How this engine fails, if at all.
@@ -58,6 +59,21 @@ impl Fault {
     }
 }
 
+impl fmt::Display for Fault {
+    /// Writes what [`Fault::parse`] reads; the empty text for no fault.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => Ok(()),
+            Self::CrashAtStart { exit_code } => write!(formatter, "crash-{exit_code}"),
+            Self::CrashAfter { delay, exit_code } => {
+                write!(formatter, "crash-after-{}-{exit_code}", delay.as_secs())
+            }
+            Self::NeverHealthy => formatter.write_str("never-healthy"),
+            Self::SlowLoad { delay } => write!(formatter, "slow-load-{}", delay.as_secs()),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -71,6 +87,9 @@ mod tests {
         );
         assert_eq!(Fault::parse("never-healthy"), Some(Fault::NeverHealthy));
         assert_eq!(Fault::parse("slow-load-90"), Some(Fault::SlowLoad { delay: Duration::from_secs(90) }));
+        for text in ["crash-3", "crash-after-20-137", "never-healthy", "slow-load-90"] {
+            assert_eq!(Fault::parse(text).unwrap().to_string(), text);
+        }
         for unknown in ["", "crash", "crash-0", "crash-256", "crash-after-1", "slow-load", "healthy"] {
             assert_eq!(Fault::parse(unknown), None, "{unknown}");
         }

@@ -22,6 +22,7 @@ use tokio::net::TcpListener;
 
 pub use arguments::{ArgumentError, DeclaredFlag, EngineArguments};
 pub use fault::Fault;
+pub(crate) use text::hash as stable_hash;
 
 /// The exit code of an engine whose port is taken: whoever chose the port may choose another one.
 pub const EXIT_CODE_PORT_TAKEN: u8 = 98;

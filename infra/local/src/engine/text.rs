@@ -88,7 +88,7 @@ fn quoted(prompt: &str) -> String {
 }
 
 /// FNV-1a, because the standard library's hash may differ between releases.
-pub(super) fn hash(text: &str) -> u64 {
+pub(crate) fn hash(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |state, byte| (state ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
