@@ -120,7 +120,8 @@ impl ProcessSettings {
 
 /// A running child process in a process group of its own.
 ///
-/// Dropping it kills the program. It may be kept in a `static` and used from any runtime: a process that
+/// When the program ends, for whatever reason, so does what it left behind in its group, a second later.
+/// Dropping the handle kills the program. It may be kept in a `static` and used from any runtime: a process that
 /// ends without dropping it takes the child along all the same.
 #[derive(Debug)]
 pub struct Supervised {
@@ -254,29 +255,22 @@ impl Supervised {
         self.signal(Signal::SIGCONT)
     }
 
-    /// Asks the program to end (SIGTERM) and kills it when it has not within `grace`; also ends what
-    /// it left behind in its group. Returns how it ended; a program that had ended before is fine.
+    /// Asks the program to end (SIGTERM) and kills it when it has not within `grace`. Returns how it
+    /// ended; a program that had ended before is fine.
     pub async fn stop(&self, grace: Duration) -> ExitStatus {
         // Errors cannot be for a child of ours, and the wait below ends in a kill anyway.
         let _ = self.signal(Signal::SIGTERM);
         let _ = self.signal(Signal::SIGCONT);
-        let status = match tokio::time::timeout(grace, self.wait()).await {
+        match tokio::time::timeout(grace, self.wait()).await {
             Ok(status) => status,
-            Err(_) => {
-                let _ = self.signal(Signal::SIGKILL);
-                self.wait().await
-            }
-        };
-        self.let_go();
-        status
+            Err(_) => self.kill().await,
+        }
     }
 
     /// Kills the program at once (SIGKILL) and waits until it is gone.
     pub async fn kill(&self) -> ExitStatus {
         let _ = self.signal(Signal::SIGKILL);
-        let status = self.wait().await;
-        self.let_go();
-        status
+        self.wait().await
     }
 
     /// Where its output goes.
@@ -288,16 +282,11 @@ impl Supervised {
     pub fn log_tail(&self) -> String {
         tail(&self.log_file)
     }
-
-    fn let_go(&self) {
-        self.shared.lock().leash = None;
-    }
 }
 
 impl Drop for Supervised {
     fn drop(&mut self) {
         let _ = self.signal(Signal::SIGKILL);
-        self.let_go();
         // A killed process is gone within milliseconds. Whoever removes its folder next counts on that.
         let state = self.shared.lock();
         let _ = self.shared.reaped.wait_timeout_while(state, LONGEST_DEATH, |state| !state.reaped);
@@ -312,6 +301,8 @@ fn reap(pid: Pid, mut child: Child, shared: &Shared, publish: &watch::Sender<Opt
     let mut state = shared.lock();
     let status = child.wait().unwrap_or_default();
     state.reaped = true;
+    // What the program left behind in its group ends with it.
+    state.leash = None;
     publish.send_replace(Some(status));
     drop(state);
     shared.reaped.notify_all();

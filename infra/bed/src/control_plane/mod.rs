@@ -189,10 +189,11 @@ impl ControlPlane {
         let authority = std::fs::read(self.certificate_authority_path()).context("reading the certificate")?;
         let certificates = pem::parse_many(authority).context("reading the certificate")?;
         config.root_cert = Some(certificates.into_iter().map(pem::Pem::into_contents).collect());
-        Client::try_from(config).context("making a client")
+        client_with(config)
     }
 
-    /// A new client of the administrator. A client belongs to the runtime that it was made in.
+    /// A new client of the administrator. A client belongs to the runtime that it was made in. Like all
+    /// clients made here, it does not retry what is refused with 429, 503 or 504.
     ///
     /// # Errors
     /// When the kubeconfig file cannot be read.
@@ -391,7 +392,13 @@ async fn client_of(kubeconfig: &Path) -> anyhow::Result<Client> {
     let shown = || format!("reading {}", kubeconfig.display());
     let file = Kubeconfig::read_from(kubeconfig).with_context(shown)?;
     let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.with_context(shown)?;
-    Client::try_from(config).with_context(shown)
+    client_with(config)
+}
+
+/// A client without the library's own retries: a test must see each answer, and count each request.
+fn client_with(mut config: Config) -> anyhow::Result<Client> {
+    config.default_retry = false;
+    Client::try_from(config).context("making a client")
 }
 
 fn url(port: u16) -> String {
