@@ -1,4 +1,5 @@
 //! A control plane is real: its controllers work, its audit log counts, its data stays.
+#![allow(clippy::unwrap_used, reason = "a test may end in a panic")]
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -185,6 +186,24 @@ async fn objects_tokens_and_the_port_outlive_a_restart_with_the_same_folder() {
     let account = second.client_with_token(&second.url(), &account_token).unwrap();
     let refused = Api::<ConfigMap>::namespaced(account, "default").get("kept").await.unwrap_err();
     assert!(matches!(&refused, kube::Error::Api(status) if status.code == 403), "known, but not allowed: {refused}");
+    second.stop().await;
+}
+
+#[tokio::test]
+async fn a_kept_control_plane_moves_when_its_port_was_taken_meanwhile() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings =
+        ControlPlaneSettings { data_dir: Some(folder.path().to_owned()), ..ControlPlaneSettings::named("moved") };
+    let first = ControlPlane::start(settings.clone()).await.unwrap();
+    let maps: Api<ConfigMap> = Api::namespaced(first.client().await.unwrap(), "default");
+    maps.create(&PostParams::default(), &config_map("kept", "value")).await.unwrap();
+    let port = first.port();
+    first.stop().await;
+    let _taken = std::net::TcpListener::bind(("127.0.0.1", port)).unwrap();
+    let second = ControlPlane::start(settings).await.unwrap();
+    assert_ne!(second.port(), port);
+    let maps: Api<ConfigMap> = Api::namespaced(second.client().await.unwrap(), "default");
+    assert!(maps.get_opt("kept").await.unwrap().is_some());
     second.stop().await;
 }
 

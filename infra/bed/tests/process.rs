@@ -1,4 +1,5 @@
 //! Child processes end when they should, and never outlive their owner.
+#![allow(clippy::unwrap_used, reason = "a test may end in a panic")]
 
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -1,4 +1,5 @@
 //! The proxy loses, delays, replaces and changes exactly what it was told to, and nothing else.
+#![allow(clippy::unwrap_used, reason = "a test may end in a panic")]
 
 mod common;
 

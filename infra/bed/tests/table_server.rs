@@ -1,4 +1,5 @@
 //! Both table servers speak the protocol and let one writer win.
+#![allow(clippy::unwrap_used, reason = "a test may end in a panic")]
 
 mod common;
 
@@ -78,4 +79,12 @@ async fn a_table_server_listens_on_loopback_alone_and_on_one_port() {
         assert_eq!(listening_addresses(server.process().pid()), [expected], "{kind:?}");
         server.stop().await;
     }
+}
+
+#[tokio::test]
+async fn ministack_can_be_told_to_enforce_permissions() {
+    let server = TableServer::start_with(Kind::Ministack, &[("AUTH", "true")]).await.unwrap();
+    let (status, answer) = Tables::at(server.url()).create_table().await.unwrap();
+    assert!((400..500).contains(&status), "{status} {answer}");
+    server.stop().await;
 }
