@@ -1,0 +1,207 @@
+//! When a row and a cluster agree: a second, independent opinion, written from the row's documentation and not from the
+//! monitor's code.
+
+use std::time::Duration;
+
+use gco_bed::wait::{self, WaitError};
+use gco_store::row::{DesiredState, EndpointRow};
+use gco_store::status::State;
+use serde_json::Value;
+
+use super::objects::{annotation, is_ready, model_container, number, text, variable};
+use super::{BOUND, Region, Snapshot};
+
+/// How long nothing may change before a state counts as the end: several passes and renewals of a monitor with a suite's
+/// settings.
+pub const QUIET: Duration = Duration::from_millis(1500);
+
+/// What differs between what a live row asks of `region` and what is there; `None` when nothing does.
+#[must_use]
+pub fn disagreement(row: &EndpointRow, region: &str, objects: &Snapshot) -> Option<String> {
+    match row.desired_state {
+        DesiredState::Deploying | DesiredState::Running => serving(row, region, objects).err(),
+        DesiredState::Stopped => stopped(row, objects).err(),
+        DesiredState::Deleted => (!objects.is_empty()).then(|| format!("still there: {:?}", objects.versions())),
+        DesiredState::Unknown(_) => Some(format!("the desired state is {:?}", row.desired_state)),
+    }
+}
+
+fn serving(row: &EndpointRow, region: &str, objects: &Snapshot) -> Result<(), String> {
+    let spec = row.spec.to_plain_json();
+    let replicas = spec.get("replicas").and_then(Value::as_i64).unwrap_or(1);
+    let deployment = objects.deployments.get(&row.name).ok_or("there is no Deployment")?;
+    owned(row, region, deployment)?;
+    matches(&spec, region, deployment)?;
+    same("spec.replicas", number(deployment, "/spec/replicas"), replicas)?;
+    same(
+        "observedGeneration",
+        number(deployment, "/status/observedGeneration"),
+        number(deployment, "/metadata/generation"),
+    )?;
+    for counter in ["replicas", "updatedReplicas", "readyReplicas", "availableReplicas"] {
+        same(&format!("status.{counter}"), number(deployment, &format!("/status/{counter}")), replicas)?;
+    }
+    let service = objects.services.get(&row.name).ok_or("there is no Service")?;
+    owned(row, region, service)?;
+    same("Service port", number(service, "/spec/ports/0/port"), 80)?;
+    same("Service selector", text(service, "/spec/selector/app"), Some(row.name.as_str()))?;
+    same("Deployments", objects.deployments.len(), 1)?;
+    same("Services", objects.services.len(), 1)?;
+    let ready = objects.pods.values().filter(|pod| is_ready(pod)).count();
+    same("ready pods", i64::try_from(ready).unwrap_or_default(), replicas)?;
+    same("pods", objects.pods.len(), ready)?;
+    same("desired_state", &row.desired_state, &DesiredState::Running)?;
+    let entry = row.region_status.get(region).ok_or("the region has no status")?;
+    same("state", &entry.state, &State::Running)?;
+    same("replicas_ready", i64::from(entry.replicas_ready), replicas)?;
+    same("replicas_desired", i64::from(entry.replicas_desired), replicas)?;
+    same("degraded", entry.degraded, false)?;
+    same("error", entry.error.as_deref(), None)?;
+    let observed = entry.observed_spec.clone().unwrap_or_default();
+    if observed.seen.is_none() || observed.seen != observed.applied || observed.seen != observed.serving {
+        return Err(format!("observed_spec is {observed:?}"));
+    }
+    Ok(())
+}
+
+/// Whether a Deployment is what the spec asks for, field by field.
+///
+/// # Errors
+/// The first difference.
+pub fn matches(spec: &Value, region: &str, deployment: &Value) -> Result<(), String> {
+    let container = model_container(deployment);
+    let regional = spec.get("region_image_uris").and_then(|uris| uris.get(region));
+    let image = regional.or_else(|| spec.get("image")).and_then(Value::as_str);
+    same("image", text(&container, "/image"), image)?;
+    let port = spec.get("port").and_then(Value::as_i64).unwrap_or(8000);
+    same("containerPort", number(&container, "/ports/0/containerPort"), port)?;
+    for (name, value) in spec.get("env").and_then(Value::as_object).into_iter().flatten() {
+        same(&format!("env {name}"), variable(&container, name), value.as_str())?;
+    }
+    for (index, argument) in spec.get("args").and_then(Value::as_array).into_iter().flatten().enumerate() {
+        same(&format!("args[{index}]"), text(&container, &format!("/args/{index}")), argument.as_str())?;
+    }
+    if let Some(command) = spec.get("command") {
+        same("command", container.get("command"), Some(command))?;
+    }
+    let accelerator = match spec.get("accelerator").and_then(Value::as_str) {
+        Some("neuron") => "aws.amazon.com/neuron",
+        _ => "nvidia.com/gpu",
+    };
+    let count = spec.get("gpu_count").and_then(Value::as_i64).unwrap_or(1);
+    let limit = container.pointer("/resources/limits").and_then(|limits| limits.get(accelerator));
+    let limit = limit.and_then(Value::as_str);
+    same("accelerators", limit, (count > 0).then(|| count.to_string()).as_deref())?;
+    for part in ["requests", "limits"] {
+        let wanted = spec.get("resources").and_then(|resources| resources.get(part)).and_then(Value::as_object);
+        for (name, quantity) in wanted.into_iter().flatten() {
+            let found = container.get("resources").and_then(|resources| resources.get(part)?.get(name));
+            same(&format!("resources.{part}.{name}"), found, Some(quantity))?;
+        }
+    }
+    for (name, value) in spec.get("node_selector").and_then(Value::as_object).into_iter().flatten() {
+        let found = deployment.pointer("/spec/template/spec/nodeSelector").and_then(|selector| selector.get(name));
+        same(&format!("node_selector {name}"), found, Some(value))?;
+    }
+    let path = spec.get("health_check_path").and_then(Value::as_str).unwrap_or("/health");
+    let probe = text(&container, "/readinessProbe/httpGet/path").unwrap_or_default();
+    if !probe.ends_with(path) {
+        return Err(format!("the readiness probe asks {probe}, not …{path}"));
+    }
+    Ok(())
+}
+
+fn stopped(row: &EndpointRow, objects: &Snapshot) -> Result<(), String> {
+    for (name, deployment) in &objects.deployments {
+        same(&format!("replicas of {name}"), number(deployment, "/spec/replicas"), 0)?;
+    }
+    same("pods", objects.pods.len(), 0)?;
+    let regions: Vec<&String> =
+        row.region_status.iter().filter(|(_, entry)| entry.state != State::Stopped).map(|(region, _)| region).collect();
+    if row.region_status.is_empty() || !regions.is_empty() {
+        return Err(format!("not stopped: {regions:?} of {} regions", row.region_status.len()));
+    }
+    Ok(())
+}
+
+fn owned(row: &EndpointRow, region: &str, object: &Value) -> Result<(), String> {
+    same("lifecycle-id", annotation(object, "gco.io/lifecycle-id"), row.lifecycle_id.as_deref())?;
+    same("region-generation", annotation(object, "gco.io/region-generation"), row.region_generation(region))
+}
+
+fn same<T: PartialEq + std::fmt::Debug>(what: &str, found: T, wanted: T) -> Result<(), String> {
+    if found == wanted { Ok(()) } else { Err(format!("{what} is {found:?}, not {wanted:?}")) }
+}
+
+impl Region {
+    /// What differs now between the row and the cluster; `Ok(None)` when they agree. A row that is gone agrees with a
+    /// cluster that holds nothing of it.
+    ///
+    /// # Errors
+    /// When either cannot be read.
+    pub async fn disagreement(&self, name: &str) -> anyhow::Result<Option<String>> {
+        let objects = self.objects_of(name).await?;
+        Ok(match self.row(name).await? {
+            Some(row) => disagreement(&row, self.name(), &objects),
+            None => (!objects.is_empty()).then(|| format!("the row is gone; left: {:?}", objects.versions())),
+        })
+    }
+
+    /// Waits until row and cluster agree.
+    ///
+    /// # Errors
+    /// When they do not within the bound.
+    pub async fn agrees(&self, name: &str) -> Result<(), WaitError> {
+        let agreed = || async {
+            match self.disagreement(name).await {
+                Ok(None) => Ok(()),
+                Ok(Some(difference)) => Err(difference),
+                Err(error) => Err(format!("{error:#}")),
+            }
+        };
+        wait::until(&format!("row and cluster to agree on {name} in {}", self.name()), BOUND, agreed).await
+    }
+
+    /// Waits until the row is gone, and everything of it.
+    ///
+    /// # Errors
+    /// When it does not go within the bound.
+    pub async fn purged(&self, name: &str) -> Result<(), WaitError> {
+        wait::until(&format!("{name} to be purged"), BOUND, || async {
+            let (row, objects) = match (self.row(name).await, self.objects_of(name).await) {
+                (Ok(row), Ok(objects)) => (row, objects),
+                (Err(error), _) | (_, Err(error)) => return Err(format!("{error:#}")),
+            };
+            match row {
+                None if objects.is_empty() => Ok(()),
+                None => Err(format!("the row is gone; left: {:?}", objects.versions())),
+                Some(row) => Err(format!("the row is there: {:?}", row.region_status)),
+            }
+        })
+        .await
+    }
+
+    /// Waits until row and cluster agree and nothing changed for [`QUIET`]: neither an object nor the row.
+    ///
+    /// # Errors
+    /// When that does not come within the bound.
+    pub async fn settled(&self, name: &str) -> Result<Snapshot, WaitError> {
+        let unchanged_since = std::sync::Mutex::new((None, tokio::time::Instant::now()));
+        wait::until(&format!("{name} to settle in {}", self.name()), BOUND, || async {
+            let objects = self.objects_of(name).await.map_err(|error| format!("{error:#}"))?;
+            let row = self.row(name).await.map_err(|error| format!("{error:#}"))?;
+            if let Some(difference) = self.disagreement(name).await.map_err(|error| format!("{error:#}"))? {
+                return Err(difference);
+            }
+            let seen = Some((objects.versions(), row.and_then(|row| row.updated_at)));
+            let mut last = unchanged_since.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let now = tokio::time::Instant::now();
+            if last.0 != seen {
+                *last = (seen, now);
+            }
+            let quiet = now.duration_since(last.1);
+            if quiet < QUIET { Err(format!("they agree, unchanged for {} ms", quiet.as_millis())) } else { Ok(objects) }
+        })
+        .await
+    }
+}

@@ -1,0 +1,208 @@
+//! What is in a region's namespace, as plain JSON.
+
+use std::collections::BTreeMap;
+
+use anyhow::Context as _;
+use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
+use k8s_openapi::api::core::v1::{Pod, Service};
+use kube::api::ListParams;
+use kube::{Api, Client, Resource};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+/// Annotations that differ between two runs that ended the same way.
+const PASSING_ANNOTATIONS: [&str; 5] = [
+    "gco.io/leader-epoch",
+    "gco.io/leader-term",
+    "gco.io/lifecycle-id",
+    "gco.io/region-generation",
+    "deployment.kubernetes.io/revision",
+];
+
+/// Everything that can belong to endpoints of one namespace at one moment.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Snapshot {
+    /// Deployments by name.
+    pub deployments: BTreeMap<String, Value>,
+    /// Services by name.
+    pub services: BTreeMap<String, Value>,
+    /// ReplicaSets by name.
+    pub replica_sets: BTreeMap<String, Value>,
+    /// Pods by name.
+    pub pods: BTreeMap<String, Value>,
+}
+
+impl Snapshot {
+    /// Reads it, strongly.
+    ///
+    /// # Errors
+    /// When the API server does not answer.
+    pub async fn take(client: &Client, namespace: &str) -> anyhow::Result<Self> {
+        Ok(Self {
+            deployments: all::<Deployment>(client, namespace).await?,
+            services: all::<Service>(client, namespace).await?,
+            replica_sets: all::<ReplicaSet>(client, namespace).await?,
+            pods: all::<Pod>(client, namespace).await?,
+        })
+    }
+
+    /// What belongs to one endpoint by its names.
+    #[must_use]
+    pub fn of(&self, endpoint: &str) -> Self {
+        let names = ["", "-canary", "-prefill", "-decode", "-proxy"].map(|suffix| format!("{endpoint}{suffix}"));
+        let named = |objects: &BTreeMap<String, Value>| -> BTreeMap<String, Value> {
+            objects.iter().filter(|(name, _)| names.contains(name)).map(copied).collect()
+        };
+        let labelled = |objects: &BTreeMap<String, Value>| -> BTreeMap<String, Value> {
+            let ours = |object: &Value| names.iter().any(|name| label(object, "app") == Some(name));
+            objects.iter().filter(|(_, object)| ours(object)).map(copied).collect()
+        };
+        Self {
+            deployments: named(&self.deployments),
+            services: named(&self.services),
+            replica_sets: labelled(&self.replica_sets),
+            pods: labelled(&self.pods),
+        }
+    }
+
+    /// Whether nothing is there.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.deployments.is_empty() && self.services.is_empty() && self.replica_sets.is_empty() && self.pods.is_empty()
+    }
+
+    /// The versions of all objects: equal when nothing was written in between.
+    #[must_use]
+    pub fn versions(&self) -> BTreeMap<String, String> {
+        let versions = |kind: &'static str, objects: &BTreeMap<String, Value>| -> Vec<(String, String)> {
+            let version = |object: &Value| text(object, "/metadata/resourceVersion").unwrap_or_default().to_owned();
+            objects.iter().map(|(name, object)| (format!("{kind}/{name}"), version(object))).collect()
+        };
+        [
+            versions("deployment", &self.deployments),
+            versions("service", &self.services),
+            versions("replicaset", &self.replica_sets),
+            versions("pod", &self.pods),
+        ]
+        .concat()
+        .into_iter()
+        .collect()
+    }
+
+    /// Deployments and Services without what two runs with the same end differ in: identities, versions, times, counters
+    /// and addresses; and how many pods each Deployment has.
+    #[must_use]
+    pub fn end_state(&self) -> Value {
+        let cleaned = |objects: &BTreeMap<String, Value>| -> BTreeMap<String, Value> {
+            objects.iter().map(|(name, object)| (name.clone(), without_passing_parts(object))).collect()
+        };
+        let mut pods: BTreeMap<String, usize> = BTreeMap::new();
+        for pod in self.pods.values() {
+            *pods.entry(label(pod, "app").unwrap_or_default().to_owned()).or_default() += 1;
+        }
+        serde_json::json!({
+            "deployments": cleaned(&self.deployments),
+            "services": cleaned(&self.services),
+            "pods": pods,
+        })
+    }
+}
+
+fn copied((name, object): (&String, &Value)) -> (String, Value) {
+    (name.clone(), object.clone())
+}
+
+async fn all<K>(client: &Client, namespace: &str) -> anyhow::Result<BTreeMap<String, Value>>
+where
+    K: Resource<Scope = k8s_openapi::NamespaceResourceScope> + Clone + std::fmt::Debug + DeserializeOwned + Serialize,
+    K::DynamicType: Default,
+{
+    let api: Api<K> = Api::namespaced(client.clone(), namespace);
+    let kind = K::kind(&K::DynamicType::default()).into_owned();
+    let list =
+        api.list(&ListParams::default()).await.with_context(|| format!("listing every {kind} of {namespace}"))?;
+    let named = |object: K| {
+        let name = object.meta().name.clone().unwrap_or_default();
+        Ok((name, serde_json::to_value(object)?))
+    };
+    list.items.into_iter().map(named).collect()
+}
+
+/// The text at a JSON pointer.
+#[must_use]
+pub fn text<'v>(object: &'v Value, pointer: &str) -> Option<&'v str> {
+    object.pointer(pointer)?.as_str()
+}
+
+/// The number at a JSON pointer; Kubernetes leaves counters of zero out.
+#[must_use]
+pub fn number(object: &Value, pointer: &str) -> i64 {
+    object.pointer(pointer).and_then(Value::as_i64).unwrap_or_default()
+}
+
+/// A label's value.
+#[must_use]
+pub fn label<'v>(object: &'v Value, name: &str) -> Option<&'v str> {
+    object.get("metadata")?.get("labels")?.get(name)?.as_str()
+}
+
+/// An annotation's value.
+#[must_use]
+pub fn annotation<'v>(object: &'v Value, name: &str) -> Option<&'v str> {
+    object.get("metadata")?.get("annotations")?.get(name)?.as_str()
+}
+
+/// The container called `inference` of a Deployment, or an empty value.
+#[must_use]
+pub fn model_container(deployment: &Value) -> Value {
+    let containers = deployment.pointer("/spec/template/spec/containers").and_then(Value::as_array);
+    let named = |container: &&Value| text(container, "/name") == Some("inference");
+    containers.and_then(|containers| containers.iter().find(named)).cloned().unwrap_or_default()
+}
+
+/// The value of an environment variable of a container.
+#[must_use]
+pub fn variable<'v>(container: &'v Value, name: &str) -> Option<&'v str> {
+    let variables = container.get("env")?.as_array()?;
+    variables.iter().find(|entry| text(entry, "/name") == Some(name)).and_then(|entry| text(entry, "/value"))
+}
+
+/// Whether a pod is Ready and stays.
+#[must_use]
+pub fn is_ready(pod: &Value) -> bool {
+    let conditions = pod.pointer("/status/conditions").and_then(Value::as_array);
+    let ready =
+        |condition: &Value| text(condition, "/type") == Some("Ready") && text(condition, "/status") == Some("True");
+    pod.pointer("/metadata/deletionTimestamp").is_none() && conditions.is_some_and(|all| all.iter().any(ready))
+}
+
+fn without_passing_parts(object: &Value) -> Value {
+    let mut object = object.clone();
+    let Some(parts) = object.as_object_mut() else { return object };
+    parts.remove("status");
+    if let Some(metadata) = parts.get_mut("metadata").and_then(Value::as_object_mut) {
+        for passing in ["uid", "resourceVersion", "generation", "creationTimestamp", "managedFields", "namespace"] {
+            metadata.remove(passing);
+        }
+        remove_passing_annotations(metadata);
+    }
+    if let Some(spec) = parts.get_mut("spec").and_then(Value::as_object_mut) {
+        for passing in ["clusterIP", "clusterIPs"] {
+            spec.remove(passing);
+        }
+        let template = spec.get_mut("template").and_then(|template| template.get_mut("metadata"));
+        if let Some(metadata) = template.and_then(Value::as_object_mut) {
+            remove_passing_annotations(metadata);
+        }
+    }
+    object
+}
+
+fn remove_passing_annotations(metadata: &mut serde_json::Map<String, Value>) {
+    if let Some(annotations) = metadata.get_mut("annotations").and_then(Value::as_object_mut) {
+        for passing in PASSING_ANNOTATIONS {
+            annotations.remove(passing);
+        }
+    }
+}

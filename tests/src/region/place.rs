@@ -1,0 +1,291 @@
+//! One region of one test: a namespace, an account with the monitor's real Role, pods that become ready, a table.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use gco_bed::control_plane::{AuditEvent, AuditLog, AuditMark};
+use gco_bed::wait::{self, WaitError};
+use gco_runtime::random::{Randomness as _, SystemRandomness};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
+use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
+use kube::api::{DeleteParams, PostParams};
+use kube::{Api, Client};
+use serde::de::DeserializeOwned;
+
+use super::BOUND;
+use super::objects::Snapshot;
+use super::planes::{Plane, Pods, plane};
+use super::table::TestTable;
+
+/// The monitor's Role and its binding, as they are installed.
+const ROLE: &str = include_str!("../../../deploy/monitor/role.yaml");
+
+/// The monitor's account, as it is installed.
+pub const MONITOR_ACCOUNT: &str = "gco-inference-monitor-sa";
+
+/// The account of model pods, as it is installed.
+pub const MODEL_ACCOUNT: &str = "gco-service-account";
+
+/// What a region is made of.
+#[derive(Clone, Debug)]
+pub struct RegionSettings {
+    /// Its name, such as `us-east-1`.
+    pub name: String,
+    /// On which of the binary's control planes.
+    pub plane: usize,
+    /// The namespace; `None`: a fresh one.
+    pub namespace: Option<String>,
+    /// What its pods are.
+    pub pods: Pods,
+}
+
+impl RegionSettings {
+    /// A region on the first control plane, with a fresh namespace, whose pods become ready.
+    #[must_use]
+    pub fn named(name: &str) -> Self {
+        Self { name: name.to_owned(), plane: 0, namespace: None, pods: Pods::StatusOnly }
+    }
+}
+
+/// A region. Its namespace goes with the control plane.
+pub struct Region {
+    name: String,
+    namespace: String,
+    plane: &'static Plane,
+    client: Client,
+    table: TestTable,
+    token: String,
+    folder: tempfile::TempDir,
+    start: AuditMark,
+}
+
+impl std::fmt::Debug for Region {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { name, namespace, .. } = self;
+        formatter.debug_struct("Region").field("name", name).field("namespace", namespace).finish_non_exhaustive()
+    }
+}
+
+impl Region {
+    /// Makes a region called `us-east-1` with a table file of its own.
+    ///
+    /// # Errors
+    /// When a part of it cannot be started.
+    pub async fn start() -> anyhow::Result<Self> {
+        Self::start_with(RegionSettings::named("us-east-1"), TestTable::embedded().await?).await
+    }
+
+    /// Makes a region.
+    ///
+    /// # Errors
+    /// When a part of it cannot be started.
+    pub async fn start_with(settings: RegionSettings, table: TestTable) -> anyhow::Result<Self> {
+        let plane = plane(settings.plane, settings.pods).await?;
+        let client = plane.control_plane().client().await?;
+        let start = plane.audit()?.mark()?;
+        let namespace = settings.namespace.unwrap_or_else(fresh_namespace);
+        make_namespace(&client, &namespace).await?;
+        let token = plane.control_plane().service_account_token(&namespace, MONITOR_ACCOUNT).await?;
+        let folder = tempfile::tempdir().context("making a folder")?;
+        Ok(Self { name: settings.name, namespace, plane, client, table, token, folder, start })
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its namespace.
+    #[must_use]
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// The control plane under it.
+    #[must_use]
+    pub fn plane(&self) -> &'static Plane {
+        self.plane
+    }
+
+    /// An administrator's client.
+    #[must_use]
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// Its table.
+    #[must_use]
+    pub fn table(&self) -> &TestTable {
+        &self.table
+    }
+
+    /// A folder for files of this region.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The user that monitors of this region are in the audit log.
+    #[must_use]
+    pub fn monitor_user(&self) -> String {
+        format!("system:serviceaccount:{}:{MONITOR_ACCOUNT}", self.namespace)
+    }
+
+    /// Writes the kubeconfig file of a monitor; `url`: through this address.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn write_kubeconfig(&self, holder: &str, url: Option<&str>) -> anyhow::Result<PathBuf> {
+        let path = self.folder.path().join(format!("{holder}.kubeconfig"));
+        match url {
+            Some(url) => self.plane.control_plane().write_kubeconfig_through(&path, &self.token, url)?,
+            None => self.plane.control_plane().write_kubeconfig(&path, &self.token)?,
+        }
+        Ok(path)
+    }
+
+    /// Everything in the namespace now.
+    ///
+    /// # Errors
+    /// When the API server does not answer.
+    pub async fn snapshot(&self) -> anyhow::Result<Snapshot> {
+        Snapshot::take(&self.client, &self.namespace).await
+    }
+
+    /// Everything of one endpoint now.
+    ///
+    /// # Errors
+    /// When the API server does not answer.
+    pub async fn objects_of(&self, endpoint: &str) -> anyhow::Result<Snapshot> {
+        Ok(self.snapshot().await?.of(endpoint))
+    }
+
+    /// The Lease's holder now; empty when nobody holds it.
+    ///
+    /// # Errors
+    /// When the API server does not answer.
+    pub async fn leader(&self) -> anyhow::Result<String> {
+        let leases: Api<Lease> = Api::namespaced(self.client.clone(), &self.namespace);
+        let lease = leases.get_opt("inference-monitor-leader").await.context("reading the Lease")?;
+        let holder = lease.and_then(|lease| lease.spec).and_then(|spec| spec.holder_identity);
+        Ok(holder.unwrap_or_default())
+    }
+
+    /// Waits until a monitor whose holder begins so leads.
+    ///
+    /// # Errors
+    /// When none does within the bound.
+    pub async fn wait_for_leader(&self, holder_prefix: &str) -> Result<String, WaitError> {
+        wait::until(&format!("{holder_prefix} to lead {}", self.namespace), BOUND, || async {
+            match self.leader().await {
+                Ok(holder) if holder.starts_with(holder_prefix) => Ok(holder),
+                Ok(holder) => Err(format!("the Lease is held by {holder:?}")),
+                Err(error) => Err(format!("{error:#}")),
+            }
+        })
+        .await
+    }
+
+    /// The audit log of its control plane.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn audit(&self) -> anyhow::Result<&'static AuditLog> {
+        self.plane.audit()
+    }
+
+    /// Requests in this namespace since this region was made for which `wanted` holds.
+    ///
+    /// # Errors
+    /// When the log cannot be read.
+    pub fn requests_where(&self, wanted: impl Fn(&AuditEvent) -> bool) -> anyhow::Result<Vec<AuditEvent>> {
+        self.requests_since(self.start, wanted)
+    }
+
+    /// Requests in this namespace from a mark on for which `wanted` holds.
+    ///
+    /// # Errors
+    /// When the log cannot be read.
+    pub fn requests_since(
+        &self,
+        mark: AuditMark,
+        wanted: impl Fn(&AuditEvent) -> bool,
+    ) -> anyhow::Result<Vec<AuditEvent>> {
+        self.audit()?.requests_where(mark, |event| event.namespace == self.namespace && wanted(event))
+    }
+
+    /// Writes of this region's monitors to objects (not to the Lease) from a mark on.
+    ///
+    /// # Errors
+    /// When the log cannot be read.
+    pub fn monitor_writes_since(&self, mark: AuditMark) -> anyhow::Result<Vec<AuditEvent>> {
+        let user = self.monitor_user();
+        self.requests_since(mark, |event| event.user == user && event.is_write() && event.resource != "leases")
+    }
+
+    /// Waits until `look` at the whole namespace gives a value.
+    ///
+    /// # Errors
+    /// When it does not within the bound.
+    pub async fn wait_for<T>(
+        &self,
+        what: &str,
+        bound: Duration,
+        look: impl FnMut(&Snapshot) -> Result<T, String>,
+    ) -> Result<T, WaitError> {
+        let look = std::cell::RefCell::new(look);
+        let looking = async || {
+            let snapshot = self.snapshot().await.map_err(|error| format!("{error:#}"))?;
+            (look.borrow_mut())(&snapshot)
+        };
+        wait::until(what, bound, looking).await
+    }
+
+    /// Deletes the namespace: what a test with hundreds of endpoints does for the next one.
+    ///
+    /// # Errors
+    /// When the API server refuses.
+    pub async fn delete_namespace(&self) -> anyhow::Result<()> {
+        let namespaces: Api<Namespace> = Api::all(self.client.clone());
+        namespaces.delete(&self.namespace, &DeleteParams::default()).await.context("deleting the namespace")?;
+        Ok(())
+    }
+}
+
+fn fresh_namespace() -> String {
+    let token = SystemRandomness.token();
+    format!("region-{}", &token[..8])
+}
+
+async fn make_namespace(client: &Client, namespace: &str) -> anyhow::Result<()> {
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    let mut object = Namespace::default();
+    object.metadata.name = Some(namespace.to_owned());
+    namespaces.create(&PostParams::default(), &object).await.with_context(|| format!("making {namespace}"))?;
+    let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), namespace);
+    for name in [MONITOR_ACCOUNT, MODEL_ACCOUNT] {
+        let mut account = ServiceAccount::default();
+        account.metadata.name = Some(name.to_owned());
+        accounts.create(&PostParams::default(), &account).await.with_context(|| format!("making account {name}"))?;
+    }
+    let (mut role, mut binding): (Role, RoleBinding) = (document(0)?, document(1)?);
+    role.metadata.namespace = Some(namespace.to_owned());
+    binding.metadata.namespace = Some(namespace.to_owned());
+    for subject in binding.subjects.iter_mut().flatten() {
+        subject.namespace = Some(namespace.to_owned());
+    }
+    let roles: Api<Role> = Api::namespaced(client.clone(), namespace);
+    roles.create(&PostParams::default(), &role).await.context("making the monitor's Role")?;
+    let bindings: Api<RoleBinding> = Api::namespaced(client.clone(), namespace);
+    bindings.create(&PostParams::default(), &binding).await.context("binding the monitor's Role")?;
+    Ok(())
+}
+
+/// One of the documents of [`ROLE`].
+fn document<T: DeserializeOwned>(index: usize) -> anyhow::Result<T> {
+    let text = ROLE.split("\n---\n").nth(index).context("the monitor's Role has too few documents")?;
+    serde_saphyr::from_str(text).with_context(|| format!("document {index} of the monitor's Role"))
+}
