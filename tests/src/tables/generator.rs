@@ -18,8 +18,15 @@ use super::specs;
 pub const ACTORS: usize = 3;
 /// The regions that endpoints are for.
 pub const REGIONS: [&str; 3] = ["us-east-1", "eu-west-1", "ap-northeast-2"];
-/// Old reads of one name that an actor may still act on.
+/// Reads of one name that an actor may still act on.
 const REMEMBERED_READS: usize = 4;
+/// Rows as they once stood, one per life and desired state, that an actor may still act on: a process that slept long.
+const REMEMBERED_PASTS: usize = 12;
+/// How often an actor acts on such a past, in percent, by what stands there now: nothing (otherwise the row is made again
+/// before anybody can miss it), a row that is being deleted, a live row.
+const PAST_PERCENT: (usize, usize, usize) = (75, 35, 18);
+/// How often an actor learns of a write of somebody else, in percent.
+const OVERHEARD_PERCENT: usize = 30;
 /// How often an actor reads the row again just before it acts, in percent: the rest acts on an old read.
 const FRESH_PERCENT: usize = 55;
 /// Operations that the row's state forbids are drawn again; after so many the actor just reads.
@@ -59,12 +66,19 @@ enum Attempt {
     Pause,
 }
 
+/// What an actor remembers of one name.
+#[derive(Clone, Debug, Default)]
+struct Memory {
+    reads: VecDeque<Item>,
+    pasts: VecDeque<Item>,
+}
+
 /// The actors, their memories and their clock.
 #[derive(Debug)]
 pub struct Generator {
     seed: Seed,
     names: Vec<String>,
-    memories: Vec<BTreeMap<String, VecDeque<Item>>>,
+    memories: Vec<BTreeMap<String, Memory>>,
     now: Timestamp,
     /// Draws that a constructor refused, by operation: shows when a shape of row no longer reaches a transition.
     pub refused_draws: usize,
@@ -110,26 +124,52 @@ impl Generator {
         Ok((actor, Step::Get(name)))
     }
 
-    /// An actor was told a row as it is now: as the answer to a read or to its own write.
-    pub fn remember(&mut self, actor: usize, row: Option<&Item>) {
+    /// An actor was told a row as it is now: as the answer to a read or to its own write. Others may hear of it.
+    pub fn tell(&mut self, actor: usize, row: Option<&Item>) {
+        for listener in 0..ACTORS {
+            if listener == actor || self.seed.chance(OVERHEARD_PERCENT) {
+                self.remember(listener, row);
+            }
+        }
+    }
+
+    fn remember(&mut self, actor: usize, row: Option<&Item>) {
         let (Some(row), Some(memory)) = (row, self.memories.get_mut(actor)) else { return };
         let Some(name) = row.get("endpoint_name").and_then(Value::as_str) else { return };
-        let reads = memory.entry(name.to_owned()).or_default();
+        let Memory { reads, pasts } = memory.entry(name.to_owned()).or_default();
+        let era = |row: &Item| (row.get("created_at").cloned(), row.get("desired_state").cloned());
+        pasts.retain(|past| era(past) != era(row));
+        pasts.push_back(row.clone());
+        while pasts.len() > REMEMBERED_PASTS {
+            pasts.pop_front();
+        }
         reads.push_back(row.clone());
-        if reads.len() > REMEMBERED_READS {
+        while reads.len() > REMEMBERED_READS {
             reads.pop_front();
         }
     }
 
     /// The row as the actor believes it to be.
     fn snapshot(&mut self, actor: usize, name: &str, reference: &Reference) -> Option<Item> {
-        let remembered = self.memories.get(actor).and_then(|memory| memory.get(name)).cloned().unwrap_or_default();
-        if remembered.is_empty() || self.seed.chance(FRESH_PERCENT) {
-            self.remember(actor, reference.row(name));
-            return reference.row(name).cloned();
+        let current = reference.row(name);
+        let Memory { reads, pasts } =
+            self.memories.get(actor).and_then(|memory| memory.get(name)).cloned().unwrap_or_default();
+        let deleted = |row: &Item| row.get("desired_state").and_then(Value::as_str) == Some("deleted");
+        let percent = match current {
+            None => PAST_PERCENT.0,
+            Some(row) if deleted(row) => PAST_PERCENT.1,
+            Some(_) => PAST_PERCENT.2,
+        };
+        if !pasts.is_empty() && self.seed.chance(percent) {
+            let index = self.seed.below(pasts.len());
+            return pasts.get(index).cloned();
         }
-        let index = self.seed.below(remembered.len());
-        remembered.get(index).cloned()
+        if reads.is_empty() || current.is_none() || self.seed.chance(FRESH_PERCENT) {
+            self.remember(actor, current);
+            return current.cloned();
+        }
+        let index = self.seed.below(reads.len());
+        reads.get(index).cloned()
     }
 
     /// The transition of an attempt; `None` when the row's state forbids it.
@@ -197,11 +237,16 @@ impl Generator {
 
     /// An ordinary observation of a live row; sometimes the confirmation of a region that was removed.
     fn observe(&mut self, row: &EndpointRow, region: &str, now: Timestamp) -> Option<Transition> {
+        let states = [State::Creating, State::Running, State::Running, State::Stopping, State::Stopped, State::Failed];
+        let unversioned = row.region_status.iter().find(|(_, entry)| entry.last_sync.is_none());
+        let region = match unversioned {
+            Some((unversioned, _)) if self.seed.chance(60) && row.is_target(unversioned) => unversioned,
+            _ => region,
+        };
         let authority = StatusAuthority::Live {
             lifecycle_id: row.lifecycle_id.clone()?,
             region_generation: row.region_generation(region)?.to_owned(),
         };
-        let states = [State::Creating, State::Running, State::Running, State::Stopping, State::Stopped, State::Failed];
         let removed = !row.is_target(region);
         let mut entry = RegionEntry::new(if removed { State::Deleted } else { self.seed.pick(&states)?.clone() });
         entry.replicas_ready = u32::try_from(self.seed.below(4)).ok()?;
@@ -253,9 +298,9 @@ impl Generator {
         if self.seed.chance(50) {
             item.insert("written-by-a-newer-version".to_owned(), specs::unknown_key()?);
         }
-        if self.seed.chance(85) {
+        if self.seed.chance(90) {
             let mut status = Item::new();
-            if self.seed.chance(50) {
+            if self.seed.chance(80) {
                 let entry = RegionEntry::new(State::Running).to_item();
                 status.insert(regions.first().cloned().unwrap_or_default(), Value::Map(entry));
             }
@@ -287,7 +332,7 @@ impl Generator {
     /// One to three regions; mostly one, so that a deletion is soon confirmed everywhere.
     fn regions(&mut self) -> Vec<String> {
         let first = self.seed.below(REGIONS.len());
-        let count = *self.seed.pick_weighted(&[(6, 1), (3, 2), (1, 3)]).unwrap_or(&1);
+        let count = *self.seed.pick_weighted(&[(8, 1), (3, 2), (1, 3)]).unwrap_or(&1);
         REGIONS.iter().cycle().skip(first).take(count).map(|region| (*region).to_owned()).collect()
     }
 
@@ -304,23 +349,23 @@ impl Generator {
 
 /// How often each attempt is made on a row as the actor believes it to be.
 fn weights(row: Option<&EndpointRow>) -> Vec<(usize, Attempt)> {
-    let Some(row) = row else { return vec![(8, Attempt::Create), (2, Attempt::LegacyRow)] };
+    let Some(row) = row else { return vec![(6, Attempt::Create), (4, Attempt::LegacyRow)] };
     let legacy = usize::from(!row.lifecycle_complete());
     let deleted = row.desired_state == DesiredState::Deleted;
     let live = [
         (2, Attempt::Create),
-        (12 * legacy, Attempt::BackFill),
+        (16 * legacy, Attempt::BackFill),
         (4, Attempt::Stop),
-        (3, Attempt::Delete),
-        (4, Attempt::DeleteWithLabel),
+        (4, Attempt::Delete),
+        (5, Attempt::DeleteWithLabel),
         (2, Attempt::Deploy),
-        (6, Attempt::Promote),
-        (12, Attempt::Start),
-        (5, Attempt::UpdateSpec),
-        (8, Attempt::Scale),
-        (7, Attempt::Observe),
-        (4, Attempt::ChangeTargets),
-        (2, Attempt::Pause),
+        (9, Attempt::Promote),
+        (18, Attempt::Start),
+        (6, Attempt::UpdateSpec),
+        (9, Attempt::Scale),
+        (8, Attempt::Observe),
+        (6, Attempt::ChangeTargets),
+        (4, Attempt::Pause),
     ];
     let dying = [
         (2, Attempt::Create),
@@ -329,7 +374,7 @@ fn weights(row: Option<&EndpointRow>) -> Vec<(usize, Attempt)> {
         (1, Attempt::DeleteWithLabel),
         (1, Attempt::UpdateSpec),
         (1, Attempt::Pause),
-        (10, Attempt::Acknowledge),
+        (14, Attempt::Acknowledge),
         (20, Attempt::Purge),
     ];
     if deleted { dying.to_vec() } else { live.to_vec() }

@@ -9,7 +9,6 @@ use gco_store::transition::{self, CreateRequest, StatusAuthority, Transition};
 use gco_store::wire::{Item, Value};
 use jiff::{Timestamp, ToSpan};
 
-use super::generator::remove;
 use super::reference::{Expected, Reference};
 use super::seed::Seed;
 use super::specs::{self, Shape};
@@ -166,11 +165,10 @@ impl Scenarios {
     /// When the row's state forbids it.
     pub fn meddle(&mut self, kind: Kind, row: Option<&Item>) -> anyhow::Result<Transition> {
         let Some(item) = row else { return self.transition(Kind::Create, None) };
-        if kind == Kind::Create {
-            return Ok(remove(&self.name));
-        }
         let row = EndpointRow::parse(item.clone()).map_err(|problem| anyhow::anyhow!("{problem}"))?;
         let other = match (kind, &row.desired_state) {
+            // The row stays until every region has confirmed; nobody can purge it within the time of one operation.
+            (Kind::Create, _) => Kind::Delete,
             (_, DesiredState::Deleted) if matches!(kind, Kind::Purge | Kind::Delete) => Kind::Delete,
             (_, DesiredState::Deleted) => Kind::Acknowledge,
             (Kind::Stop, DesiredState::Stopped) => Kind::Start,

@@ -76,7 +76,7 @@ pub async fn run(seed: u64, backends: &[Backend]) -> anyhow::Result<Figures> {
             );
         }
         match &expected {
-            Some(Expected::Applied(row) | Expected::Refused(row)) => generator.remember(actor, row.as_ref()),
+            Some(Expected::Applied(row) | Expected::Refused(row)) => generator.tell(actor, row.as_ref()),
             Some(Expected::Invalid(_)) => {}
             None => figures.reads += 1,
         }

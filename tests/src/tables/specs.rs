@@ -25,7 +25,7 @@ pub const SHAPES: [(usize, Shape); 5] = [
     (5, Shape::Plain),
     (3, Shape::Autoscaled),
     (4, Shape::AutoscalingOff),
-    (2, Shape::Mooncake),
+    (4, Shape::Mooncake),
     (2, Shape::Canary),
 ];
 
