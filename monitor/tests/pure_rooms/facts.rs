@@ -1,0 +1,61 @@
+//! Hand-written facts of the wire contract, read against the reference files; the renderer is not called.
+
+use serde_json::Value;
+
+use super::golden::CASES;
+use super::support::{identity_of, row, tests_folder};
+
+/// Fewest facts that say something about a fixture.
+const FEWEST: usize = 40;
+
+#[test]
+fn every_reference_file_follows_the_hand_written_facts_of_the_contract() {
+    let folder = tests_folder().join("golden");
+    let common = std::fs::read_to_string(folder.join("facts/common.txt")).unwrap();
+    let mut wrong = Vec::new();
+    for (fixture, region) in CASES {
+        let own = std::fs::read_to_string(folder.join(format!("facts/{fixture}.txt"))).unwrap();
+        // Facts of a fixture are those of one region; what is common holds in all of them.
+        let own = if own.starts_with(&format!("# {region}\n")) { own.as_str() } else { "" };
+        let row = row(fixture);
+        let identity = identity_of(&row, region);
+        let object = |kind: &str| -> Value {
+            let path = folder.join(format!("{fixture}.{region}.{kind}.json"));
+            serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+        };
+        let (deployment, service) = (object("deployment"), object("service"));
+        let mut count = 0;
+        for line in common.lines().chain(own.lines()).filter(|line| !line.starts_with('#')) {
+            let fact = line
+                .replace("$NAME", &row.name)
+                .replace("$LIFECYCLE", &identity.lifecycle_id)
+                .replace("$GENERATION", &identity.region_generation);
+            let (kind, rest) = fact.split_once(' ').unwrap();
+            let body = if kind == "deployment" { &deployment } else { &service };
+            let holds = match rest.split_once(" = ") {
+                Some((pointer, value)) => {
+                    let value: Value = serde_json::from_str(value).unwrap_or_else(|error| panic!("{line}: {error}"));
+                    body.pointer(pointer) == Some(&value)
+                }
+                None => body.pointer(rest.strip_suffix(" absent").unwrap_or_else(|| panic!("{line}"))).is_none(),
+            };
+            count += 1;
+            if !holds {
+                wrong.push(format!("{fixture} in {region}: {fact}"));
+            }
+        }
+        println!("{fixture} in {region}: {count} facts");
+        assert!(count >= FEWEST, "{fixture} in {region}: only {count} facts");
+        hashes_agree(&deployment);
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// The input hash is opaque; on metadata and template it is the same.
+fn hashes_agree(deployment: &Value) {
+    let hash = deployment.pointer("/metadata/annotations/gco.io~1input-hash").and_then(Value::as_str).unwrap();
+    assert_eq!(hash.len(), 64);
+    assert!(hash.bytes().all(|byte| byte.is_ascii_hexdigit() && !byte.is_ascii_uppercase()));
+    let template = deployment.pointer("/spec/template/metadata/annotations/gco.io~1input-hash");
+    assert_eq!(template, Some(&Value::from(hash)));
+}

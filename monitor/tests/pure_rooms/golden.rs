@@ -1,0 +1,75 @@
+//! Reference files: what every served fixture renders to, in every target region.
+
+use super::support::{identity_of, row, spec_of, tests_folder};
+use gco_monitor::object::Kind;
+use gco_monitor::render::{RenderInput, classic};
+
+/// Fixture and region of every reference file.
+pub(crate) const CASES: [(&str, &str); 11] = [
+    ("classic-minimal", "us-east-1"),
+    ("classic-minimal", "eu-west-1"),
+    ("classic-full", "us-east-1"),
+    ("classic-full", "eu-west-1"),
+    // Rendered as if it were started.
+    ("classic-stopped", "us-east-1"),
+    ("classic-tgi-neuron", "us-east-1"),
+    ("classic-triton-cpu", "us-east-1"),
+    ("classic-triton-cpu", "eu-west-1"),
+    ("unknown-keys", "us-east-1"),
+    // With made-up tokens in place of those that a back-fill would mint.
+    ("legacy-no-lifecycle", "us-east-1"),
+    // Served as it is while it collides with nothing.
+    ("name-with-reserved-suffix", "us-east-1"),
+];
+
+#[test]
+fn every_served_fixture_renders_to_its_reference_files() {
+    let update = should_update();
+    let folder = tests_folder().join("golden");
+    let mut different = Vec::new();
+    for (fixture, region) in CASES {
+        let row = row(fixture);
+        let identity = identity_of(&row, region);
+        let spec = spec_of(&row);
+        let set = classic(&RenderInput {
+            name: &row.name,
+            namespace: row.namespace.as_deref().unwrap(),
+            region,
+            identity: &identity,
+            spec: &spec,
+        });
+        assert_eq!(set.objects.iter().map(|one| one.key.kind).collect::<Vec<_>>(), [Kind::Deployment, Kind::Service]);
+        for object in &set.objects {
+            let path = folder.join(format!("{fixture}.{region}.{}.json", object.key.kind.word()));
+            let text = format!("{}\n", serde_json::to_string_pretty(&sorted(&object.body)).unwrap());
+            if update {
+                std::fs::create_dir_all(&folder).unwrap();
+                std::fs::write(&path, &text).unwrap();
+            } else if std::fs::read_to_string(&path).ok().as_deref() != Some(&text) {
+                different.push(path.display().to_string());
+            }
+        }
+    }
+    assert!(
+        different.is_empty(),
+        "rendered differently: {different:#?}; run with UPDATE_GOLDEN=1, read the difference, and raise RENDERER_VERSION if a pod template changed"
+    );
+}
+
+/// The one place of these tests that reads the environment.
+#[expect(clippy::disallowed_methods, reason = "a switch for people at the command line")]
+fn should_update() -> bool {
+    std::env::var_os("UPDATE_GOLDEN").is_some_and(|value| value == "1")
+}
+
+/// Keys in order, whatever map the JSON library was built with.
+fn sorted(value: &serde_json::Value) -> serde_json::Value {
+    match value {
+        serde_json::Value::Object(map) => {
+            let ordered: std::collections::BTreeMap<_, _> = map.iter().collect();
+            ordered.into_iter().map(|(name, value)| (name.clone(), sorted(value))).collect()
+        }
+        serde_json::Value::Array(list) => list.iter().map(sorted).collect(),
+        other => other.clone(),
+    }
+}

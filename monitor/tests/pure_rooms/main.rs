@@ -1,0 +1,14 @@
+//! Tests of the rooms that need no cluster: intent, render, plan, report.
+//!
+//! One binary, so that two cores link once. The reference files under `tests/golden` are rewritten with
+//! `UPDATE_GOLDEN=1 cargo test -p gco-monitor --no-default-features --test pure_rooms`; read the difference before
+//! committing it.
+
+mod facts;
+mod golden;
+mod intent;
+mod plan;
+mod plan_convergence;
+mod report;
+mod server;
+mod support;
