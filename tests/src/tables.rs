@@ -9,6 +9,7 @@
 //! | [`scenarios`], [`faults`] | one transition of every kind, and one of them under a fault |
 //! | [`sequence`] | one seeded sequence of operations on the reference and every backend |
 //! | [`conformance`], [`raw`] | what DynamoDB does and a server may not, as probes past the product's client |
+//! | [`races`] | writers that race for one row |
 //! | [`specs`], [`seed`] | the endpoint specs and the random choices that they use |
 
 pub mod backends;
@@ -16,6 +17,7 @@ pub mod conformance;
 pub mod faults;
 pub mod generator;
 pub mod predicates;
+pub mod races;
 pub mod raw;
 pub mod reference;
 pub mod scenarios;
