@@ -172,8 +172,12 @@ fn has_root_path(args: &[String]) -> bool {
 /// value of `PYTHONHASHSEED` wins, in the same place.
 fn environment(spec: &Spec) -> Vec<EnvVar> {
     const HASH_SEED: &str = "PYTHONHASHSEED";
-    let variable =
-        |name: &str, value: &str| EnvVar { name: name.to_owned(), value: Some(value.to_owned()), value_from: None };
+    let variable = |name: &str, value: &str| EnvVar {
+        name: name.to_owned(),
+        // An empty value is the default, which the server leaves out.
+        value: (!value.is_empty()).then(|| value.to_owned()),
+        value_from: None,
+    };
     let seed = spec.env.get(HASH_SEED).map_or("0", String::as_str);
     let others = spec.env.iter().filter(|(name, _)| *name != HASH_SEED);
     std::iter::once(variable(HASH_SEED, seed)).chain(others.map(|(name, value)| variable(name, value))).collect()

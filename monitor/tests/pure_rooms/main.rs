@@ -9,6 +9,7 @@ mod golden;
 mod intent;
 mod plan;
 mod plan_convergence;
+mod render;
 mod report;
 mod server;
 mod support;

@@ -135,7 +135,9 @@ impl Server {
                 let metadata = self.objects.get_mut(key).unwrap()["metadata"].as_object_mut().unwrap();
                 metadata.insert("resourceVersion".into(), json!(version));
                 let live = metadata.entry("annotations").or_insert_with(|| json!({}));
-                live.as_object_mut().unwrap().extend(annotations.iter().map(|(name, value)| (name.clone(), json!(value))));
+                live.as_object_mut()
+                    .unwrap()
+                    .extend(annotations.iter().map(|(name, value)| (name.clone(), json!(value))));
             }
             Step::Delete { key, of, .. } => {
                 self.check(key, of);
@@ -273,7 +275,9 @@ fn container_defaults(container: &mut Map<String, Value>) {
     }
     for probe in ["startupProbe", "livenessProbe", "readinessProbe"] {
         if let Some(probe) = container.get_mut(probe).and_then(Value::as_object_mut) {
-            for (field, value) in [("timeoutSeconds", 1), ("periodSeconds", 10), ("successThreshold", 1), ("failureThreshold", 3)] {
+            for (field, value) in
+                [("timeoutSeconds", 1), ("periodSeconds", 10), ("successThreshold", 1), ("failureThreshold", 3)]
+            {
                 default(probe, field, json!(value));
             }
             if let Some(http) = probe.get_mut("httpGet").and_then(Value::as_object_mut) {
