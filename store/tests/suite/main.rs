@@ -1,0 +1,13 @@
+//! What the store does, seen through its public API: one program, so that it is linked once.
+
+mod common;
+mod operations;
+mod rows;
+mod spec;
+mod transitions;
+mod wire;
+
+#[cfg(feature = "dynamodb")]
+mod dynamodb;
+#[cfg(feature = "embedded")]
+mod embedded;
