@@ -158,6 +158,9 @@ async fn make_node(client: &Client) -> anyhow::Result<()> {
         "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "stand-in"}],
     }});
     nodes.patch_status(NODE, &PatchParams::default(), &Patch::Merge(status)).await.context("the node's status")?;
+    // Admission marks every new node as not ready; the controller that ends that does not run here.
+    let ready = json!({"spec": {"taints": null}});
+    nodes.patch(NODE, &PatchParams::default(), &Patch::Merge(ready)).await.context("the node's taints")?;
     Ok(())
 }
 
