@@ -46,7 +46,13 @@ impl Answer {
 /// No answer came, or not a whole one.
 #[derive(Debug, thiserror::Error)]
 pub enum LoopbackError {
-    /// Nobody listens there, or the connection broke.
+    /// Nobody listens there: nothing was sent.
+    #[error("nobody listens at 127.0.0.1:{port}")]
+    Refused {
+        /// Where it was to be sent.
+        port: u16,
+    },
+    /// The connection broke.
     #[error("no answer from 127.0.0.1:{port}: {message}")]
     NoAnswer {
         /// Where it was sent.
@@ -96,7 +102,9 @@ impl LoopbackClient {
         let path = request.uri().path_and_query().map_or("/", http::uri::PathAndQuery::as_str);
         *request.uri_mut() =
             Uri::builder().scheme("http").authority(format!("127.0.0.1:{port}")).path_and_query(path).build()?;
-        self.client.request(request).await.map_err(|problem| no_answer(port, &problem))
+        self.client.request(request).await.map_err(|problem| {
+            if problem.is_connect() { LoopbackError::Refused { port } } else { no_answer(port, &problem) }
+        })
     }
 
     /// Asks and reads the whole answer, at most 16 MiB of it, within `bound`.

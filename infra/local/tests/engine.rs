@@ -1,5 +1,7 @@
 //! The simulated engine as a process, spoken to over HTTP.
 
+#![expect(clippy::unwrap_used, reason = "a suite fails by panicking")]
+
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 

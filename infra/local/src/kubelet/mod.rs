@@ -41,6 +41,7 @@ use gco_runtime::clock::{Clock as _, SystemClock};
 
 pub use addresses::MAXIMUM_REGIONS;
 pub use dial_map::DialMap;
+pub(crate) use dial_map::replace_file;
 pub use images::{ImageRule, ImageTable, PortPassing, Program};
 pub(crate) use status::seconds as api_time;
 
