@@ -1,0 +1,257 @@
+//! The watches that feed the [`Index`], and the set of endpoints that became dirty by them.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use gco_runtime::clock::{BootTime, Clock};
+use gco_runtime::text::bounded;
+use kube::api::{Api as KubeApi, ApiResource, DynamicObject};
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::utils::{Backoff, ResetTimerBackoff};
+use kube::runtime::watcher::{self, watcher};
+use serde_json::Value;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use super::api::Api;
+use super::index::{Event, Index, Told};
+use super::reduce;
+use crate::identity::SELECTOR;
+use crate::object::{Kind, ObjectKey, Observed, ObservedObject};
+
+/// How long a watch request lasts: a connection that died silently is noticed this much later at most. A new request
+/// every two minutes and kind is what that costs.
+const WATCH_SECONDS: u32 = 120;
+
+/// Bounds of the wait before a broken watch is started again.
+const BACK_OFF: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
+
+/// How long a watch must hold before its next break counts as a new one.
+const BACK_OFF_RESET: Duration = Duration::from_secs(20);
+
+/// How long an object that is not ours, and that no watch tells about, is believed to stand in the way.
+const FOREIGN_BELIEF: Duration = Duration::from_secs(60);
+
+/// Waits that double, within [`BACK_OFF`]. Four watches of one process need no jitter.
+#[derive(Debug, Default)]
+struct Doubling {
+    tries: u32,
+}
+
+impl Iterator for Doubling {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        let wait = BACK_OFF.0.saturating_mul(1 << self.tries.min(16)).min(BACK_OFF.1);
+        self.tries = self.tries.saturating_add(1);
+        Some(wait)
+    }
+}
+
+impl Backoff for Doubling {
+    fn reset(&mut self) {
+        self.tries = 0;
+    }
+}
+
+/// Names of endpoints to look at. A wake-up carries nothing else.
+#[derive(Debug, Default)]
+pub struct DirtyNames {
+    names: Mutex<BTreeSet<String>>,
+    arrived: Notify,
+}
+
+impl DirtyNames {
+    /// Adds names.
+    pub fn add(&self, names: impl IntoIterator<Item = String>) {
+        let mut known = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        known.extend(names);
+        let any = !known.is_empty();
+        drop(known);
+        if any {
+            self.arrived.notify_one();
+        }
+    }
+
+    /// Takes all names.
+    #[must_use]
+    pub fn take(&self) -> BTreeSet<String> {
+        std::mem::take(&mut *self.names.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Waits until names arrive; returns at once when some arrived since the last wait.
+    pub async fn arrived(&self) {
+        self.arrived.notified().await;
+    }
+}
+
+/// The caches of everything we watch.
+#[derive(Clone)]
+pub struct Caches {
+    index: Arc<Mutex<Index>>,
+    dirty: Arc<DirtyNames>,
+    clock: Arc<dyn Clock>,
+}
+
+impl std::fmt::Debug for Caches {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Caches").field("sizes", &self.lock().sizes()).finish_non_exhaustive()
+    }
+}
+
+impl Caches {
+    /// Empty caches; [`Caches::watch`] fills them.
+    #[must_use]
+    pub fn new(clock: Arc<dyn Clock>) -> Self {
+        Self { index: Arc::default(), dirty: Arc::default(), clock }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Index> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Endpoints that the watches made dirty.
+    #[must_use]
+    pub fn dirty(&self) -> &DirtyNames {
+        &self.dirty
+    }
+
+    /// Whether every cache is complete.
+    #[must_use]
+    pub fn is_synced(&self) -> bool {
+        self.lock().is_synced()
+    }
+
+    /// Resources whose cache is not complete yet.
+    #[must_use]
+    pub fn missing(&self) -> Vec<&'static str> {
+        self.lock().sizes().iter().filter(|(_, synced, _)| !synced).map(|(resource, _, _)| *resource).collect()
+    }
+
+    /// Which caches are complete and how many objects they hold, by resource.
+    #[must_use]
+    pub fn sizes(&self) -> [(&'static str, bool, usize); 4] {
+        self.lock().sizes()
+    }
+
+    /// Everything of one endpoint as last seen; `None` while a cache is incomplete.
+    #[must_use]
+    pub fn observe(&self, endpoint: &str) -> Option<Observed> {
+        self.lock().observe(endpoint, self.clock.boot())
+    }
+
+    /// The highest `gco.io/leader-term` on objects of ours; `None` while a cache is incomplete.
+    #[must_use]
+    pub fn highest_term(&self) -> Option<u64> {
+        self.lock().highest_term()
+    }
+
+    /// When to look again for an object that is not ours, if one stands in this endpoint's way.
+    #[must_use]
+    pub fn foreign_until(&self, endpoint: &str) -> Option<BootTime> {
+        self.lock().foreign_until(endpoint, self.clock.boot())
+    }
+
+    /// Lays an answer of the server over the cache until that has caught up.
+    pub(super) fn remember(&self, object: ObservedObject) {
+        self.lock().remember(object, self.clock.boot() + FOREIGN_BELIEF);
+    }
+
+    /// The uid under which an object is known, if it is.
+    pub(super) fn uid_of(&self, key: &ObjectKey) -> Option<String> {
+        self.lock().uid_of(key, self.clock.boot())
+    }
+
+    /// Notes that the server said that the object with this uid is gone.
+    pub(super) fn forget(&self, key: &ObjectKey, uid: &str) {
+        self.lock().forget(key, uid);
+    }
+
+    fn take(&self, told: Told) {
+        let touched = self.lock().take(told);
+        self.dirty.add(touched);
+    }
+
+    /// Watches everything until `stop`. Broken watches are started again for ever, with back-off.
+    pub async fn watch(&self, api: &Api, stop: CancellationToken) {
+        let reduce_object = |kind: Kind| move |body: Value| reduce::object(kind, body);
+        let watches = futures::future::join4(
+            self.watch_one(api, "apps/v1", "Deployment", "deployments", reduce_object(Kind::Deployment), |event| {
+                Told::Object(Kind::Deployment, event)
+            }),
+            self.watch_one(api, "v1", "Service", "services", reduce_object(Kind::Service), |event| {
+                Told::Object(Kind::Service, event)
+            }),
+            self.watch_one(
+                api,
+                "apps/v1",
+                "ReplicaSet",
+                "replicasets",
+                |body: Value| reduce::replica_set(&body),
+                Told::ReplicaSet,
+            ),
+            self.watch_one(api, "v1", "Pod", "pods", |body: Value| reduce::pod(&body), Told::Pod),
+        );
+        tokio::select! {
+            () = stop.cancelled() => {}
+            _ = watches => {}
+        }
+    }
+
+    async fn watch_one<T>(
+        &self,
+        api: &Api,
+        api_version: &'static str,
+        kind: &'static str,
+        plural: &'static str,
+        reduced: impl Fn(Value) -> Option<T>,
+        told: impl Fn(Event<T>) -> Told,
+    ) {
+        let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+        let resource = ApiResource {
+            group: group.to_owned(),
+            version: version.to_owned(),
+            api_version: api_version.to_owned(),
+            kind: kind.to_owned(),
+            plural: plural.to_owned(),
+        };
+        let client: KubeApi<DynamicObject> = KubeApi::namespaced_with(api.client(), api.namespace(), &resource);
+        // Lists are quorum reads: after a reconnect to a server that lags, the cache must not go back in time.
+        let config = watcher::Config::default().labels(SELECTOR).timeout(WATCH_SECONDS);
+        let back_off = ResetTimerBackoff::new(Doubling::default(), BACK_OFF_RESET);
+        let mut events = std::pin::pin!(watcher(client, config).backoff(back_off));
+        let body = |object: DynamicObject| {
+            let mut body = serde_json::to_value(object).ok()?;
+            // Items of a list come without them.
+            body["apiVersion"] = api_version.into();
+            body["kind"] = kind.into();
+            reduced(body)
+        };
+        while let Some(event) = events.next().await {
+            let event = match event {
+                Ok(watcher::Event::Init) => {
+                    api.telemetry().api_call("list", plural);
+                    Some(Event::Init)
+                }
+                Ok(watcher::Event::InitApply(object)) => body(object).map(Event::InitApply),
+                Ok(watcher::Event::InitDone) => {
+                    api.telemetry().api_call("watch", plural);
+                    tracing::debug!(resource = plural, "cache is complete");
+                    Some(Event::InitDone)
+                }
+                Ok(watcher::Event::Apply(object)) => body(object).map(Event::Apply),
+                Ok(watcher::Event::Delete(object)) => body(object).map(Event::Delete),
+                Err(error) => {
+                    api.telemetry().watch_errors.with_label_values(&[plural]).inc();
+                    tracing::warn!(resource = plural, error = %bounded(&error.to_string(), 300), "watch broke");
+                    None
+                }
+            };
+            if let Some(event) = event {
+                self.take(told(event));
+            }
+        }
+    }
+}

@@ -1,0 +1,477 @@
+//! What the watches have told, by endpoint, with our own newer writes laid over it. Pure: events in, observations out.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use gco_runtime::clock::BootTime;
+use gco_store::name::RESERVED_SUFFIXES;
+
+use crate::identity::{ANNOTATION_LEADER_TERM, LABEL_PROJECT, LABEL_TYPE};
+use crate::object::{Kind, ObjectKey, Observed, ObservedObject, ObservedPod, ObservedReplicaSet};
+use crate::plan::inventory;
+
+/// One event of a watch, the object already reduced.
+#[derive(Clone, Debug)]
+pub enum Event<T> {
+    /// A list begins.
+    Init,
+    /// An object of the list.
+    InitApply(T),
+    /// The list is complete.
+    InitDone,
+    /// An object is there or changed.
+    Apply(T),
+    /// An object left the selection: deleted, or its labels changed.
+    Delete(T),
+}
+
+/// Something with a name and the label `app`.
+pub trait Named {
+    /// Object name.
+    fn name(&self) -> &str;
+    /// Label `app`, or the name where that decides.
+    fn app(&self) -> &str;
+}
+
+impl Named for ObservedObject {
+    fn name(&self) -> &str {
+        &self.key.name
+    }
+    fn app(&self) -> &str {
+        &self.key.name
+    }
+}
+
+impl Named for ObservedPod {
+    fn name(&self) -> &str {
+        &self.name
+    }
+    fn app(&self) -> &str {
+        &self.app
+    }
+}
+
+impl Named for ObservedReplicaSet {
+    fn name(&self) -> &str {
+        &self.name
+    }
+    fn app(&self) -> &str {
+        &self.app
+    }
+}
+
+/// The cache of one watch.
+#[derive(Debug)]
+pub struct Cache<T> {
+    synced: bool,
+    /// Lists begun so far.
+    lists: u64,
+    by_name: BTreeMap<String, T>,
+    by_app: BTreeMap<String, BTreeSet<String>>,
+    staging: BTreeMap<String, T>,
+}
+
+impl<T> Default for Cache<T> {
+    fn default() -> Self {
+        Self { synced: false, lists: 0, by_name: BTreeMap::new(), by_app: BTreeMap::new(), staging: BTreeMap::new() }
+    }
+}
+
+impl<T: Named + PartialEq> Cache<T> {
+    /// Takes an event; adds the names of endpoints that it may concern to `touched`.
+    fn take(&mut self, event: Event<T>, touched: &mut BTreeSet<String>) {
+        match event {
+            Event::Init => {
+                self.lists += 1;
+                self.staging.clear();
+            }
+            Event::InitApply(object) => {
+                self.staging.insert(object.name().to_owned(), object);
+            }
+            Event::InitDone => {
+                let staged = std::mem::take(&mut self.staging);
+                // What a new list lacks is only a reason to look: it is never a proof of absence.
+                for (name, old) in &self.by_name {
+                    if staged.get(name) != Some(old) {
+                        touch(old, touched);
+                    }
+                }
+                for (name, new) in &staged {
+                    if self.by_name.get(name) != Some(new) {
+                        touch(new, touched);
+                    }
+                }
+                self.by_app.clear();
+                for object in staged.values() {
+                    self.by_app.entry(object.app().to_owned()).or_default().insert(object.name().to_owned());
+                }
+                self.by_name = staged;
+                self.synced = true;
+            }
+            Event::Apply(object) => {
+                touch(&object, touched);
+                if let Some(old) = self.by_name.remove(object.name()) {
+                    touch(&old, touched);
+                    self.forget_app(&old);
+                }
+                self.by_app.entry(object.app().to_owned()).or_default().insert(object.name().to_owned());
+                self.by_name.insert(object.name().to_owned(), object);
+            }
+            Event::Delete(object) => {
+                touch(&object, touched);
+                if let Some(old) = self.by_name.remove(object.name()) {
+                    self.forget_app(&old);
+                }
+            }
+        }
+    }
+
+    fn forget_app(&mut self, object: &T) {
+        if let Some(names) = self.by_app.get_mut(object.app()) {
+            names.remove(object.name());
+            if names.is_empty() {
+                self.by_app.remove(object.app());
+            }
+        }
+    }
+
+    fn of_app(&self, app: &str) -> impl Iterator<Item = &T> {
+        self.by_app.get(app).into_iter().flatten().filter_map(|name| self.by_name.get(name))
+    }
+}
+
+/// Endpoints that an object may belong to: named as it, as its `app`, or as these without a reserved suffix.
+fn touch(object: &impl Named, touched: &mut BTreeSet<String>) {
+    for name in [object.name(), object.app()] {
+        for suffix in RESERVED_SUFFIXES {
+            if let Some(endpoint) = name.strip_suffix(suffix).filter(|endpoint| !endpoint.is_empty()) {
+                touched.insert(endpoint.to_owned());
+            }
+        }
+    }
+    touched.insert(object.app().to_owned());
+    // A pod's or ReplicaSet's own name ends in hashes and is nobody's; that of other objects is their `app` here.
+}
+
+/// A version as a number; the API documents them as comparable.
+fn version(object: &ObservedObject) -> u64 {
+    object.resource_version.parse().unwrap_or(0)
+}
+
+/// What a write or a read of ours was answered, until the cache has caught up with it.
+#[derive(Clone, Debug)]
+struct Overlay {
+    /// `None`: the object with this uid is gone.
+    object: Option<ObservedObject>,
+    uid: String,
+    version: u64,
+    /// Lists begun when it was laid; a list that begins later sees it.
+    lists: u64,
+    /// For an object outside of our selection, which no watch will ever tell about: when to stop believing in it.
+    until: Option<BootTime>,
+}
+
+/// Everything that is known of the namespace.
+#[derive(Debug, Default)]
+pub struct Index {
+    deployments: Cache<ObservedObject>,
+    services: Cache<ObservedObject>,
+    pods: Cache<ObservedPod>,
+    replica_sets: Cache<ObservedReplicaSet>,
+    overlays: BTreeMap<ObjectKey, Overlay>,
+}
+
+/// Which cache an event is for, with the event.
+#[derive(Clone, Debug)]
+pub enum Told {
+    /// Of a watched kind of our own objects.
+    Object(Kind, Event<ObservedObject>),
+    /// Of pods.
+    Pod(Event<ObservedPod>),
+    /// Of ReplicaSets.
+    ReplicaSet(Event<ObservedReplicaSet>),
+}
+
+impl Index {
+    fn cache(&self, kind: Kind) -> Option<&Cache<ObservedObject>> {
+        match kind {
+            Kind::Deployment => Some(&self.deployments),
+            Kind::Service => Some(&self.services),
+            _ => None,
+        }
+    }
+
+    /// Takes an event; returns the names of endpoints that it may concern.
+    pub fn take(&mut self, told: Told) -> BTreeSet<String> {
+        let mut touched = BTreeSet::new();
+        match told {
+            Told::Pod(event) => self.pods.take(event, &mut touched),
+            Told::ReplicaSet(event) => self.replica_sets.take(event, &mut touched),
+            Told::Object(kind, event) => {
+                let (caught_up, listed) = match &event {
+                    Event::Apply(object) => {
+                        (Some((object.key.clone(), object.uid.clone(), version(object), true)), false)
+                    }
+                    Event::Delete(object) => {
+                        (Some((object.key.clone(), object.uid.clone(), version(object), false)), false)
+                    }
+                    Event::InitDone => (None, true),
+                    Event::Init | Event::InitApply(_) => (None, false),
+                };
+                let cache = match kind {
+                    Kind::Deployment => &mut self.deployments,
+                    Kind::Service => &mut self.services,
+                    _ => return touched,
+                };
+                cache.take(event, &mut touched);
+                let lists = cache.lists;
+                if let Some((key, uid, version, applied)) = caught_up
+                    && let Some(overlay) = self.overlays.get(&key)
+                {
+                    let over = if applied {
+                        // A tombstone is believed against old news of the same object, and against nothing else.
+                        (overlay.object.is_some() && version >= overlay.version)
+                            || (overlay.object.is_none() && uid != overlay.uid)
+                    } else {
+                        uid == overlay.uid || version >= overlay.version
+                    };
+                    if over {
+                        self.overlays.remove(&key);
+                    }
+                }
+                if listed {
+                    self.overlays
+                        .retain(|key, overlay| key.kind != kind || overlay.until.is_some() || overlay.lists >= lists);
+                }
+            }
+        }
+        touched
+    }
+
+    /// Lays an answer of the server over the cache. `foreign_until` bounds the belief in an object that no watch selects.
+    pub fn remember(&mut self, object: ObservedObject, foreign_until: BootTime) {
+        let Some(cache) = self.cache(object.key.kind) else { return };
+        let version = version(&object);
+        let known = cache.by_name.get(&object.key.name).map_or(0, self::version);
+        if known >= version {
+            return;
+        }
+        if self.overlays.get(&object.key).is_some_and(|overlay| overlay.object.is_some() && overlay.version > version) {
+            return;
+        }
+        let selected =
+            object.label(LABEL_PROJECT.0) == Some(LABEL_PROJECT.1) && object.label(LABEL_TYPE.0) == Some(LABEL_TYPE.1);
+        let overlay = Overlay {
+            uid: object.uid.clone(),
+            version,
+            lists: cache.lists,
+            until: (!selected).then_some(foreign_until),
+            object: Some(object.clone()),
+        };
+        self.overlays.insert(object.key, overlay);
+    }
+
+    /// Notes that a GET or DELETE said that the object with this uid is gone.
+    pub fn forget(&mut self, key: &ObjectKey, uid: &str) {
+        let Some(cache) = self.cache(key.kind) else { return };
+        if cache.by_name.get(&key.name).is_some_and(|object| object.uid == uid) {
+            let overlay =
+                Overlay { object: None, uid: uid.to_owned(), version: u64::MAX, lists: cache.lists, until: None };
+            self.overlays.insert(key.clone(), overlay);
+        } else if self.overlays.get(key).is_some_and(|overlay| overlay.uid == uid) {
+            self.overlays.remove(key);
+        }
+    }
+
+    /// Whether every cache is complete.
+    #[must_use]
+    pub fn is_synced(&self) -> bool {
+        self.deployments.synced && self.services.synced && self.pods.synced && self.replica_sets.synced
+    }
+
+    /// Which caches are complete and how many objects they hold, by resource.
+    #[must_use]
+    pub fn sizes(&self) -> [(&'static str, bool, usize); 4] {
+        [
+            ("deployments", self.deployments.synced, self.deployments.by_name.len()),
+            ("services", self.services.synced, self.services.by_name.len()),
+            ("replicasets", self.replica_sets.synced, self.replica_sets.by_name.len()),
+            ("pods", self.pods.synced, self.pods.by_name.len()),
+        ]
+    }
+
+    fn look(&self, key: &ObjectKey, now: BootTime) -> Option<ObservedObject> {
+        let cached = self.cache(key.kind)?.by_name.get(&key.name);
+        match self.overlays.get(key) {
+            Some(overlay) if overlay.until.is_none_or(|until| now < until) => match &overlay.object {
+                Some(object) => match cached {
+                    Some(cached) if version(cached) >= overlay.version => Some(cached.clone()),
+                    _ => Some(object.clone()),
+                },
+                None => cached.filter(|cached| cached.uid != overlay.uid).cloned(),
+            },
+            _ => cached.cloned(),
+        }
+    }
+
+    /// The uid under which an object is known, if it is.
+    #[must_use]
+    pub fn uid_of(&self, key: &ObjectKey, now: BootTime) -> Option<String> {
+        self.look(key, now).map(|object| object.uid)
+    }
+
+    /// Everything of one endpoint; `None` while a cache is incomplete.
+    #[must_use]
+    pub fn observe(&self, endpoint: &str, now: BootTime) -> Option<Observed> {
+        if !self.is_synced() {
+            return None;
+        }
+        let mut observed = Observed::default();
+        for key in inventory(endpoint) {
+            if let Some(object) = self.look(&key, now) {
+                observed.objects.insert(key.clone(), object);
+            }
+            if key.kind == Kind::Deployment {
+                observed.pods.extend(self.pods.of_app(&key.name).cloned());
+                observed.replica_sets.extend(self.replica_sets.of_app(&key.name).cloned());
+            }
+        }
+        Some(observed)
+    }
+
+    /// When the first belief in an object outside of our selection ends, for this endpoint: time to look again.
+    #[must_use]
+    pub fn foreign_until(&self, endpoint: &str, now: BootTime) -> Option<BootTime> {
+        let keys = inventory(endpoint);
+        keys.iter().filter_map(|key| self.overlays.get(key)?.until.filter(|until| *until > now)).min()
+    }
+
+    /// The highest `gco.io/leader-term` on any object of ours; `None` while a cache is incomplete.
+    #[must_use]
+    pub fn highest_term(&self) -> Option<u64> {
+        if !self.is_synced() {
+            return None;
+        }
+        let objects = self.deployments.by_name.values().chain(self.services.by_name.values());
+        objects.filter_map(|object| object.annotation(ANNOTATION_LEADER_TERM)?.parse().ok()).max().or(Some(0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::reduce;
+    use serde_json::json;
+    use std::time::Duration;
+
+    fn deployment(name: &str, uid: &str, version: u64) -> ObservedObject {
+        let body = json!({"metadata": {"name": name, "uid": uid, "resourceVersion": version.to_string(),
+            "labels": {"project": "gco", "gco.io/type": "inference"},
+            "annotations": {"gco.io/leader-term": version.to_string()}}});
+        reduce::object(Kind::Deployment, body).unwrap()
+    }
+
+    fn key(name: &str) -> ObjectKey {
+        ObjectKey { kind: Kind::Deployment, name: name.to_owned() }
+    }
+
+    fn now() -> BootTime {
+        BootTime::since_boot(Duration::from_secs(100))
+    }
+
+    fn synced() -> Index {
+        let mut index = Index::default();
+        for kind in Kind::WATCHED {
+            index.take(Told::Object(kind, Event::Init));
+            index.take(Told::Object(kind, Event::InitDone));
+        }
+        index.take(Told::Pod(Event::InitDone));
+        assert!(index.highest_term().is_none(), "leadership must wait for complete caches");
+        assert!(index.observe("a", now()).is_none());
+        index.take(Told::ReplicaSet(Event::InitDone));
+        index
+    }
+
+    fn apply(index: &mut Index, object: ObservedObject) -> BTreeSet<String> {
+        index.take(Told::Object(Kind::Deployment, Event::Apply(object)))
+    }
+
+    #[test]
+    fn an_event_touches_the_endpoint_and_what_it_may_be_a_part_of() {
+        let mut index = synced();
+        let touched = apply(&mut index, deployment("a-canary", "u", 5));
+        assert_eq!(touched.into_iter().collect::<Vec<_>>(), ["a", "a-canary"]);
+        assert_eq!(index.highest_term(), Some(5));
+    }
+
+    #[test]
+    fn our_own_write_is_seen_until_the_cache_has_it() {
+        let mut index = synced();
+        apply(&mut index, deployment("a", "u", 5));
+        index.remember(deployment("a", "u", 9), now());
+        assert_eq!(index.look(&key("a"), now()).unwrap().resource_version, "9");
+        // Older news does not hide it.
+        apply(&mut index, deployment("a", "u", 7));
+        assert_eq!(index.look(&key("a"), now()).unwrap().resource_version, "9");
+        apply(&mut index, deployment("a", "u", 10));
+        assert_eq!(index.look(&key("a"), now()).unwrap().resource_version, "10");
+        assert!(index.overlays.is_empty());
+        // An answer that the cache is past is not laid over it.
+        index.remember(deployment("a", "u", 9), now());
+        assert!(index.overlays.is_empty());
+    }
+
+    #[test]
+    fn a_deleted_object_stays_gone_against_old_news_of_itself_only() {
+        let mut index = synced();
+        apply(&mut index, deployment("a", "u", 5));
+        index.forget(&key("a"), "u");
+        assert_eq!(index.look(&key("a"), now()), None);
+        apply(&mut index, deployment("a", "u", 6));
+        assert_eq!(index.look(&key("a"), now()), None);
+        apply(&mut index, deployment("a", "another", 7));
+        assert_eq!(index.look(&key("a"), now()).unwrap().uid, "another");
+    }
+
+    #[test]
+    fn a_new_list_replaces_everything_and_touches_what_it_lacks() {
+        let mut index = synced();
+        apply(&mut index, deployment("a", "u", 5));
+        apply(&mut index, deployment("b", "v", 5));
+        index.remember(deployment("b", "v", 6), now());
+        index.take(Told::Object(Kind::Deployment, Event::Init));
+        index.remember(deployment("c", "w", 8), now());
+        index.take(Told::Object(Kind::Deployment, Event::InitApply(deployment("b", "v", 5))));
+        let touched = index.take(Told::Object(Kind::Deployment, Event::InitDone));
+        assert_eq!(touched.into_iter().collect::<Vec<_>>(), ["a"]);
+        assert_eq!(index.look(&key("a"), now()), None);
+        assert_eq!(index.look(&key("b"), now()).unwrap().resource_version, "5");
+        // Created after the list had begun: the list proves nothing about it.
+        assert_eq!(index.look(&key("c"), now()).unwrap().resource_version, "8");
+    }
+
+    #[test]
+    fn a_foreign_object_is_believed_in_for_a_while() {
+        let mut index = synced();
+        let body = json!({"metadata": {"name": "a", "uid": "f", "resourceVersion": "3"}});
+        let until = now() + Duration::from_secs(60);
+        index.remember(reduce::object(Kind::Deployment, body).unwrap(), until);
+        assert_eq!(index.look(&key("a"), now()).unwrap().uid, "f");
+        assert_eq!(index.look(&key("a"), until), None);
+    }
+
+    #[test]
+    fn pods_are_found_by_their_app() {
+        let mut index = synced();
+        let pod = |name: &str, app: &str| {
+            reduce::pod(&json!({"metadata": {"name": name, "labels": {"app": app}}, "status": {}})).unwrap()
+        };
+        index.take(Told::Pod(Event::Apply(pod("a-1", "a"))));
+        index.take(Told::Pod(Event::Apply(pod("ab-1", "ab"))));
+        assert_eq!(index.pods.of_app("a").count(), 1);
+        let touched = index.take(Told::Pod(Event::Apply(pod("a-1", "ab"))));
+        assert!(touched.contains("a") && touched.contains("ab"));
+        assert_eq!((index.pods.of_app("a").count(), index.pods.of_app("ab").count()), (0, 2));
+        index.take(Told::Pod(Event::Delete(pod("a-1", "ab"))));
+        assert_eq!(index.pods.of_app("ab").count(), 1);
+    }
+}
