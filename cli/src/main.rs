@@ -1,3 +1,7 @@
-//! See `docs/`.
+//! `gco`: how people drive inference endpoints.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    gco::main()
+}

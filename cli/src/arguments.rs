@@ -1,0 +1,324 @@
+//! The command line: verbs, flags and their help.
+//!
+//! Values stay text here. The verbs check them, all at once, so that a person mends a command line once and not once
+//! per mistake, and so that no message repeats a value that may be a secret.
+
+use clap::{Args, Parser, Subcommand};
+
+/// Drive model servers in many regions.
+#[derive(Debug, Parser)]
+#[command(name = "gco", version, after_help = EXIT_CODES, arg_required_else_help = true, disable_help_subcommand = true)]
+pub struct CommandLine {
+    /// Flags that every verb has.
+    #[command(flatten)]
+    pub common: CommonFlags,
+    /// What to drive.
+    #[command(subcommand)]
+    pub room: Room,
+}
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0    done
+  1    refused or failed; the message says why
+  2    the command line is wrong; nothing was read or written
+  3    waited, and the time ran out
+  130  interrupted while waiting";
+
+/// The two things that `gco` drives.
+#[derive(Debug, Subcommand)]
+pub enum Room {
+    /// Deploy, look at and change inference endpoints
+    #[command(after_help = INFERENCE_HELP, arg_required_else_help = true, disable_help_subcommand = true)]
+    Inference {
+        /// What to do.
+        #[command(subcommand)]
+        verb: Verb,
+    },
+    /// Run regions on this machine (everything after `local` goes to gco-local)
+    #[command(disable_help_flag = true)]
+    Local {
+        /// Arguments of gco-local.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
+        arguments: Vec<std::ffi::OsString>,
+    },
+}
+
+const INFERENCE_HELP: &str = "\
+Examples:
+  gco inference deploy chat -i vllm/vllm-openai:v0.28.0 -r us-east-1 -r eu-west-1 --gpu-count 8 --wait
+  gco inference status chat --watch
+  gco inference scale chat --replicas 4
+  gco inference list -o json
+
+Which table:
+  --table dynamodb         INFERENCE_ENDPOINTS_TABLE_NAME (gco-inference-endpoints) in DYNAMODB_REGION,
+                           else GCO_GLOBAL_REGION, else us-east-2; DYNAMODB_ENDPOINT_URL for a local server
+  --table embedded:PATH    a file on this machine
+  --local                  the table of the running `gco local`
+  Without a flag: GCO_LOCAL, then GCO_TABLE, then dynamodb.";
+
+/// Flags that every verb has.
+#[derive(Clone, Debug, Default, Args)]
+pub struct CommonFlags {
+    /// Output format: table, json or yaml [default: GCO_OUTPUT_FORMAT, else table]
+    #[arg(short = 'o', long, value_name = "FORMAT", global = true, help_heading = "Common options")]
+    pub output: Option<String>,
+    /// Where the endpoints are kept: dynamodb or embedded:PATH [default: GCO_TABLE, else dynamodb]
+    #[arg(long, value_name = "TABLE", global = true, help_heading = "Common options")]
+    pub table: Option<String>,
+    /// Use the table of the `gco local` that runs on this machine [default: GCO_LOCAL]
+    #[arg(long, global = true, help_heading = "Common options")]
+    pub local: bool,
+}
+
+/// Verbs of `gco inference`.
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    /// Create an endpoint
+    #[command(after_help = DEPLOY_HELP)]
+    Deploy(Box<DeployFlags>),
+    /// Show all endpoints, newest first
+    #[command(after_help = LIST_HELP)]
+    List(ListFlags),
+    /// Show one endpoint: what is asked for and what each region says
+    #[command(after_help = STATUS_HELP)]
+    Status(StatusFlags),
+    /// Change the number of replicas in every region
+    #[command(after_help = SCALE_HELP)]
+    Scale(ScaleFlags),
+    /// Change the image; regions roll it out while the old one serves
+    #[command(after_help = UPDATE_IMAGE_HELP)]
+    UpdateImage(UpdateImageFlags),
+    /// Keep the endpoint without pods, until it is started again
+    #[command(after_help = STOP_HELP)]
+    Stop(ConfirmedFlags),
+    /// Start a stopped endpoint
+    #[command(after_help = START_HELP)]
+    Start(NameFlags),
+    /// Remove an endpoint from all its regions
+    #[command(after_help = DELETE_HELP)]
+    Delete(ConfirmedFlags),
+    /// Make the regions change nothing for an endpoint, while they go on reporting
+    #[command(after_help = PAUSE_HELP)]
+    Pause(NameFlags),
+    /// End a pause
+    #[command(after_help = RESUME_HELP)]
+    Resume(NameFlags),
+}
+
+const DEPLOY_HELP: &str = "\
+Examples:
+  gco inference deploy chat -i vllm/vllm-openai:v0.28.0 -r us-east-1
+  gco inference deploy chat -i vllm/vllm-openai:v0.28.0 -r us-east-1 -r eu-west-1 \\
+      --replicas 2 --gpu-count 8 --extra-args --tensor-parallel-size --extra-args 8 \\
+      -e MODEL=/models/chat --model-source s3://models/chat --wait --timeout-seconds 1800
+  gco inference deploy chat -i my-server:1 -r us-east-1 --gpu-count 0 \\
+      --request cpu=2 --limit memory=8Gi --dry-run -o json
+
+Without -r the endpoint goes to all known regions: GCO_REGIONS (a list with commas), else the regions of the
+running `gco local` when its table is used, else the regions whose monitor reports to the table.";
+
+const LIST_HELP: &str = "\
+Examples:
+  gco inference list
+  gco inference list -s running -r eu-west-1
+  gco inference list -o json";
+
+const STATUS_HELP: &str = "\
+Examples:
+  gco inference status chat
+  gco inference status chat --watch
+  gco inference status chat --watch --until running --timeout-seconds 900
+  gco inference status chat -o yaml
+
+--watch prints again whenever something changed (one JSON document per line with -o json). --until ends it once the
+state is reached everywhere: running (every region serves), stopped (no region has pods) or deleted (the row is gone).
+It exits with 3 when the time runs out, and with 1 when a region says that it cannot serve the endpoint as it is.";
+
+const SCALE_HELP: &str = "\
+Examples:
+  gco inference scale chat --replicas 4";
+
+const UPDATE_IMAGE_HELP: &str = "\
+Examples:
+  gco inference update-image chat -i vllm/vllm-openai:v0.28.1
+
+Images by region (made by deploy from an ECR image) are dropped: every region pulls the image given here.";
+
+const STOP_HELP: &str = "\
+Examples:
+  gco inference stop chat -y";
+
+const START_HELP: &str = "\
+Examples:
+  gco inference start chat";
+
+const DELETE_HELP: &str = "\
+Examples:
+  gco inference delete chat -y
+  gco inference status chat --watch --until deleted
+
+The name is free again once every region has confirmed twice that nothing is left.";
+
+const PAUSE_HELP: &str = "\
+Examples:
+  gco inference pause chat
+
+Pods go on serving. Edits are stored, but no region acts on them before `gco inference resume chat`.";
+
+const RESUME_HELP: &str = "\
+Examples:
+  gco inference resume chat";
+
+/// Flags of `deploy`.
+#[derive(Clone, Debug, Default, Args)]
+pub struct DeployFlags {
+    /// Name of the endpoint: lower-case letters, digits and hyphens, starting with a letter
+    pub endpoint_name: String,
+    /// Container image of the model server
+    #[arg(short, long, value_name = "IMAGE")]
+    pub image: Option<String>,
+    /// Region to serve in (repeat) [default: all known regions]
+    #[arg(short, long = "region", value_name = "REGION", allow_hyphen_values = true)]
+    pub regions: Vec<String>,
+    /// Replicas in each region [default: 1]
+    #[arg(long, value_name = "COUNT", allow_hyphen_values = true)]
+    pub replicas: Option<String>,
+    /// Accelerators of each replica [default: 1]
+    #[arg(long, value_name = "COUNT", allow_hyphen_values = true)]
+    pub gpu_count: Option<String>,
+    /// Instance type hint; stored, but nothing reads it (use --node-selector)
+    #[arg(long, value_name = "TYPE")]
+    pub gpu_type: Option<String>,
+    /// Port of the model server [default: 8000]
+    #[arg(long, value_name = "PORT", allow_hyphen_values = true)]
+    pub port: Option<String>,
+    /// Mount the shared model storage at /models
+    #[arg(long, value_name = "PATH")]
+    pub model_path: Option<String>,
+    /// Where the model comes from; an s3:// address is synchronised before the start
+    #[arg(long, value_name = "ADDRESS")]
+    pub model_source: Option<String>,
+    /// Path of the health check [default: /health]
+    #[arg(long, value_name = "PATH")]
+    pub health_path: Option<String>,
+    /// Environment variable of the model server (repeat)
+    #[arg(short, long, value_name = "KEY=VALUE", allow_hyphen_values = true)]
+    pub env: Vec<String>,
+    /// Kubernetes namespace; only gco-inference works
+    #[arg(short, long, value_name = "NAMESPACE")]
+    pub namespace: Option<String>,
+    /// Label of the endpoint (repeat)
+    #[arg(short, long = "label", value_name = "KEY=VALUE", allow_hyphen_values = true)]
+    pub labels: Vec<String>,
+    /// Kind of capacity: on-demand or spot
+    #[arg(long, value_name = "TYPE")]
+    pub capacity_type: Option<String>,
+    /// One argument of the model server (repeat, in order)
+    #[arg(long, value_name = "ARGUMENT", allow_hyphen_values = true)]
+    pub extra_args: Vec<String>,
+    /// One word of the command that replaces the image's entry point (repeat, in order)
+    #[arg(long, value_name = "WORD", allow_hyphen_values = true)]
+    pub command: Vec<String>,
+    /// Accelerator family: nvidia or neuron [default: nvidia]
+    #[arg(long, value_name = "FAMILY")]
+    pub accelerator: Option<String>,
+    /// Model server in the image: vllm or tgi [default: told from the image name]
+    #[arg(long, value_name = "FRAMEWORK")]
+    pub framework: Option<String>,
+    /// Node label that the pods need (repeat)
+    #[arg(long = "node-selector", value_name = "KEY=VALUE", allow_hyphen_values = true)]
+    pub node_selectors: Vec<String>,
+    /// Resource that each pod asks for (repeat), for example cpu=2
+    #[arg(long = "request", value_name = "NAME=QUANTITY", allow_hyphen_values = true)]
+    pub requests: Vec<String>,
+    /// Resource that each pod may use at most (repeat), for example memory=32Gi
+    #[arg(long = "limit", value_name = "NAME=QUANTITY", allow_hyphen_values = true)]
+    pub limits: Vec<String>,
+    /// How long a start may take before the pod counts as failed, 30 to 21600 [default: 1800]
+    #[arg(long, value_name = "SECONDS", allow_hyphen_values = true)]
+    pub startup_timeout_seconds: Option<String>,
+    /// How long a pod that is being replaced finishes open requests, 0 to 3600 [default: 60]
+    #[arg(long, value_name = "SECONDS", allow_hyphen_values = true)]
+    pub drain_seconds: Option<String>,
+    /// Pods above the replica count during a rollout, 0 to 100 [default: 0]
+    #[arg(long, value_name = "COUNT", allow_hyphen_values = true)]
+    pub max_surge: Option<String>,
+    /// Keep an ECR image as it is, instead of pulling from each region's own registry
+    #[arg(long)]
+    pub no_rewrite_image: bool,
+    /// Wait until every region serves
+    #[arg(long)]
+    pub wait: bool,
+    /// With --wait: how long at most [default: 1800]
+    #[arg(long, value_name = "SECONDS", allow_hyphen_values = true)]
+    pub timeout_seconds: Option<String>,
+    /// Print the row that would be written, and write nothing
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+/// Flags of `list`.
+#[derive(Clone, Debug, Default, Args)]
+pub struct ListFlags {
+    /// Only endpoints in this state: deploying, running, stopped or deleted
+    #[arg(short, long, value_name = "STATE")]
+    pub state: Option<String>,
+    /// Only endpoints that target this region
+    #[arg(short, long, value_name = "REGION")]
+    pub region: Option<String>,
+}
+
+/// Flags of `status`.
+#[derive(Clone, Debug, Default, Args)]
+pub struct StatusFlags {
+    /// Name of the endpoint
+    pub endpoint_name: String,
+    /// Print again on every change, until Ctrl-C
+    #[arg(short, long)]
+    pub watch: bool,
+    /// With --watch: end when everything is running, stopped or deleted
+    #[arg(long, value_name = "STATE")]
+    pub until: Option<String>,
+    /// With --until: how long at most [default: 1800]
+    #[arg(long, value_name = "SECONDS", allow_hyphen_values = true)]
+    pub timeout_seconds: Option<String>,
+}
+
+/// Flags of `scale`.
+#[derive(Clone, Debug, Default, Args)]
+pub struct ScaleFlags {
+    /// Name of the endpoint
+    pub endpoint_name: String,
+    /// Replicas in each region, 1 to 1000
+    #[arg(short, long, value_name = "COUNT", required = true, allow_hyphen_values = true)]
+    pub replicas: String,
+}
+
+/// Flags of `update-image`.
+#[derive(Clone, Debug, Default, Args)]
+pub struct UpdateImageFlags {
+    /// Name of the endpoint
+    pub endpoint_name: String,
+    /// The new image
+    #[arg(short, long, value_name = "IMAGE", required = true)]
+    pub image: String,
+}
+
+/// Flags of a verb that takes only a name.
+#[derive(Clone, Debug, Default, Args)]
+pub struct NameFlags {
+    /// Name of the endpoint
+    pub endpoint_name: String,
+}
+
+/// Flags of a verb that asks before it acts.
+#[derive(Clone, Debug, Default, Args)]
+pub struct ConfirmedFlags {
+    /// Name of the endpoint
+    pub endpoint_name: String,
+    /// Do not ask
+    #[arg(short, long)]
+    pub yes: bool,
+}

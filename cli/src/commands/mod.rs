@@ -1,0 +1,70 @@
+//! What each verb does.
+
+pub mod deploy;
+pub mod edit;
+pub mod list;
+pub mod local;
+pub mod status;
+
+use gco_runtime::clock::SystemClock;
+use gco_runtime::environment::Environment;
+
+use crate::arguments::{CommonFlags, Verb};
+use crate::connect::{Connection, Selection};
+use crate::failure::Failure;
+use crate::output::Output;
+
+/// What every verb works with.
+#[derive(Debug)]
+pub struct Context<'x, 'a, 'console> {
+    /// The process environment, or a made-up one.
+    pub environment: &'x Environment,
+    /// Flags that every verb has.
+    pub common: &'x CommonFlags,
+    /// Where results go.
+    pub output: &'x mut Output<'a, 'console>,
+    /// The time.
+    pub clock: SystemClock,
+}
+
+impl<'x, 'a, 'console> Context<'x, 'a, 'console> {
+    /// A context with the machine's clock.
+    pub fn new(environment: &'x Environment, common: &'x CommonFlags, output: &'x mut Output<'a, 'console>) -> Self {
+        Self { environment, common, output, clock: SystemClock }
+    }
+
+    /// Which table the flags and the environment ask for.
+    ///
+    /// # Errors
+    /// A wrong flag or variable, or an absent local instance.
+    pub fn selection(&self) -> Result<Selection, Failure> {
+        Selection::of(self.common, self.environment)
+    }
+
+    /// Opens the table that the flags and the environment ask for.
+    ///
+    /// # Errors
+    /// As [`Context::selection`], and when the table cannot be opened.
+    pub async fn connect(&self) -> Result<Connection, Failure> {
+        self.selection()?.open().await
+    }
+}
+
+/// Does what one verb asks for.
+///
+/// # Errors
+/// Whatever kept it from being done.
+pub async fn execute(verb: Verb, context: &mut Context<'_, '_, '_>) -> Result<(), Failure> {
+    match verb {
+        Verb::Deploy(given) => deploy::execute(&given, context).await,
+        Verb::List(given) => list::execute(&given, context).await,
+        Verb::Status(given) => status::execute(&given, context).await,
+        Verb::Scale(given) => edit::scale(&given, context).await,
+        Verb::UpdateImage(given) => edit::update_image(&given, context).await,
+        Verb::Stop(given) => edit::stop(&given, context).await,
+        Verb::Start(given) => edit::start(&given, context).await,
+        Verb::Delete(given) => edit::delete(&given, context).await,
+        Verb::Pause(given) => edit::set_paused(&given, true, context).await,
+        Verb::Resume(given) => edit::set_paused(&given, false, context).await,
+    }
+}

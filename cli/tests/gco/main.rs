@@ -1,0 +1,11 @@
+//! The `gco` binary against a table file in a folder of its own.
+
+mod bad_command_lines;
+mod deploy;
+mod edits;
+mod house;
+mod list;
+mod local;
+mod status;
+mod tables;
+mod watch;
