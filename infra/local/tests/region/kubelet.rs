@@ -1,13 +1,9 @@
 //! The kubelet stand-in on a real control plane with a real scheduler.
 
-#![expect(clippy::unwrap_used, reason = "a suite fails by panicking")]
-
-mod common;
-
 use std::net::IpAddr;
 use std::time::Duration;
 
-use common::{BOUND, bed, condition, is_ready};
+use crate::bed::{BOUND, bed, condition, is_ready};
 use gco_bed::wait::until;
 use gco_local::kubelet::{Behaviour, DialMap};
 use gco_local::loopback::{LoopbackClient, json_request};
