@@ -124,8 +124,6 @@ fn ready_condition(conditions: &mut Conditions<'_>, ready: u32, desired: u32, po
         conditions.add(kind::READY, true, "PodsReady", counts);
     } else if ready > 0 {
         conditions.add(kind::READY, true, "FewerPodsThanAsked", counts);
-    } else if desired == 0 {
-        conditions.add(kind::READY, false, "NoReplicasAsked", "the spec asks for 0 replicas");
     } else if pods.is_empty() {
         conditions.add(kind::READY, false, "NoPods", counts);
     } else {
