@@ -4,6 +4,8 @@
 //! `UPDATE_GOLDEN=1 cargo test -p gco-monitor --no-default-features --test pure_rooms`; read the difference before
 //! committing it.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails; helpers are part of tests")]
+
 mod facts;
 mod golden;
 mod intent;

@@ -17,6 +17,11 @@ use super::support::{
 
 const NAME: &str = "chat";
 
+/// A change of a spec.
+type Edit = fn(&mut Spec);
+/// A change of a live object by hand.
+type Drift = fn(&mut Value);
+
 fn spec(change: impl FnOnce(&mut Spec)) -> Spec {
     let mut spec = small_spec();
     spec.replicas = 2;
@@ -141,7 +146,7 @@ fn the_first_act_of_a_term_stamps_every_other_object_of_the_endpoint_before_it_a
 fn every_field_of_an_edit_reaches_a_running_workload_with_a_reason_that_names_it() {
     // D-7.
     let identity = identity('1');
-    let edits: Vec<(fn(&mut Spec), &str, bool)> = vec![
+    let edits: Vec<(Edit, &str, bool)> = vec![
         (
             |spec| spec.image = "vllm/vllm-openai:v2".into(),
             "spec.template.spec.containers[inference].image: changed",
@@ -205,7 +210,7 @@ fn every_field_of_an_edit_reaches_a_running_workload_with_a_reason_that_names_it
 fn drift_in_what_we_own_is_noticed_named_and_restored() {
     let template = |field: &str| format!("spec.template.spec.{field}");
     let inside = |field: &str| format!("spec.template.spec.containers[inference].{field}");
-    let drifts: Vec<(fn(&mut Value), String)> = vec![
+    let drifts: Vec<(Drift, String)> = vec![
         (|body| body["spec"]["replicas"] = json!(9), "spec.replicas: changed".into()),
         (|body| body["spec"]["paused"] = json!(true), "spec.paused: unexpected".into()),
         (|body| body["spec"]["minReadySeconds"] = json!(5), "spec.minReadySeconds: changed".into()),
@@ -311,7 +316,7 @@ fn remove(map: &mut Value, name: &str) {
 
 #[test]
 fn drift_of_a_service_is_restored_and_its_address_kept() {
-    let drifts: Vec<(fn(&mut Value), &str)> = vec![
+    let drifts: Vec<(Drift, &str)> = vec![
         (|body| body["spec"]["ports"][0]["targetPort"] = json!(8000), "spec.ports[80].targetPort: changed"),
         (|body| body["spec"]["ports"][0]["port"] = json!(8080), "spec.ports[80]: missing"),
         (|body| push(&mut body["spec"]["ports"], json!({"name": "x", "port": 81})), "spec.ports[81]: unexpected"),
