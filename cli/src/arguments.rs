@@ -116,8 +116,8 @@ Examples:
   gco inference deploy chat -i my-server:1 -r us-east-1 --gpu-count 0 \\
       --request cpu=2 --limit memory=8Gi --dry-run -o json
 
-Without -r the endpoint goes to all known regions: GCO_REGIONS (a list with commas), else the regions of the
-running `gco local` when its table is used, else the regions whose monitor reports to the table.";
+Without -r the endpoint goes to all known regions: those of the running `gco local` when its table is used, else
+GCO_REGIONS (a list with commas), else the regions whose monitor reports to the table.";
 
 const LIST_HELP: &str = "\
 Examples:

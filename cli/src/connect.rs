@@ -16,7 +16,6 @@ use gco_store::operations::{Store, StoreError};
 use gco_store::problem::{FieldProblem, QUOTED_VALUE_CHARACTERS, bounded};
 use gco_store::row::EndpointRow;
 use gco_store::table::{Consistency, ErrorCategory, Table, TableError};
-use gco_store::transition::OperationError;
 
 use crate::arguments::CommonFlags;
 use crate::failure::Failure;
@@ -219,13 +218,7 @@ impl Connection {
     pub fn refused(&self, error: StoreError) -> Failure {
         match error {
             StoreError::NotFound(_) => Failure::Refused(format!("{error} in {}", self.described)),
-            StoreError::Operation(OperationError::Invalid(problems)) => {
-                let named: Vec<FieldProblem> = problems.iter().map(flags::named).collect();
-                Failure::Refused(gco_store::problem::joined(&named))
-            }
-            StoreError::Operation(OperationError::State(message)) | StoreError::Conflict(message) => {
-                Failure::Refused(message)
-            }
+            StoreError::Operation(_) | StoreError::Conflict(_) => Failure::Refused(error.to_string()),
             StoreError::Table(error) => self.failed(&error),
         }
     }

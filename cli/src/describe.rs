@@ -268,12 +268,17 @@ fn pod_words(pod: &PodReason) -> String {
     words
 }
 
-/// Conditions whose `True` is bad news; of all others `True` is good news.
-const BAD_WHEN_TRUE: [&str; 5] = ["Blocked", "Degraded", "Frozen", "Paused", "Stuck"];
+/// Conditions that are there only while something is in the way; of all others `True` is good news.
+const BAD_WHEN_TRUE: [&str; 3] = ["Blocked", "Paused", "Progressing"];
+/// Reason of a condition that is `False` because the row asks for no pods.
+const AS_ASKED: &str = "Stopped";
 
+/// Whether a condition says nothing that a person should look at.
 fn is_fine(condition: &StatusCondition) -> bool {
+    // A valid spec may still have fields that change nothing; then the message names them.
+    let has_a_remark = condition.kind == "SpecValid" && !condition.message.is_empty();
     let good = if BAD_WHEN_TRUE.contains(&condition.kind.as_str()) { "False" } else { "True" };
-    condition.status == good
+    (condition.status == good && !has_a_remark) || condition.reason == AS_ASKED
 }
 
 fn condition_words(condition: &StatusCondition) -> String {
@@ -345,8 +350,10 @@ mod tests {
         };
         assert!(is_fine(&condition("Ready", "True")));
         assert!(is_fine(&condition("Blocked", "False")));
+        assert!(is_fine(&StatusCondition { reason: AS_ASKED.to_owned(), ..condition("Ready", "False") }));
         assert!(!is_fine(&condition("Ready", "Unknown")));
         assert!(!is_fine(&condition("Blocked", "True")));
+        assert!(!is_fine(&condition("SpecValid", "True")));
         let said = condition_words(&condition("Ready", "False"));
         assert_eq!(said, "Ready is False (Because) since 2026-11-29T17:14:28: of this");
     }

@@ -90,7 +90,7 @@ pub async fn follow<'a, 'console>(
     let mut away = false;
     loop {
         tokio::select! {
-            read = read(connection, &following, clock) => match read {
+            read = read(connection, &following, clock, last.as_ref()) => match read {
                 Ok(seen) => {
                     away = false;
                     if last.as_ref().is_none_or(|last| differs(last, &seen)) {
@@ -123,13 +123,19 @@ pub async fn follow<'a, 'console>(
     }
 }
 
-async fn read(connection: &Connection, following: &Following, clock: &dyn Clock) -> Result<Seen, TableError> {
+async fn read(
+    connection: &Connection,
+    following: &Following,
+    clock: &dyn Clock,
+    last: Option<&Seen>,
+) -> Result<Seen, TableError> {
     let item = connection.table.get(&following.name, Consistency::Strong).await?;
     let row = item.and_then(|item| EndpointRow::parse(item).ok());
     let items = match &row {
-        Some(row) if following.with_heartbeats => {
-            regions::items_of(&connection.table, &describe::regions_of(row)).await?
-        }
+        // Who may not read the second table still follows the row; a lost read is no change.
+        Some(row) if following.with_heartbeats => regions::items_of(&connection.table, &describe::regions_of(row))
+            .await
+            .unwrap_or_else(|_| last.map(|last| last.items.clone()).unwrap_or_default()),
         _ => RegionItems::new(),
     };
     let warnings = row.as_ref().map(|row| describe::monitor_warnings(row, &items, clock.wall())).unwrap_or_default();

@@ -6,11 +6,11 @@ use std::time::Duration;
 use gco_runtime::clock::Clock as _;
 use gco_runtime::random::{Randomness as _, SystemRandomness};
 use gco_store::name;
-use gco_store::operations::ListFilter;
-use gco_store::problem::FieldProblem;
+use gco_store::operations::{ListFilter, StoreError};
+use gco_store::problem::{FieldProblem, joined};
 use gco_store::row::EndpointRow;
 use gco_store::table::Consistency;
-use gco_store::transition::{self, CreateRequest, Write};
+use gco_store::transition::{self, CreateRequest, OperationError, Write};
 use gco_store::wire::item_to_plain_json;
 
 use crate::arguments::DeployFlags;
@@ -19,6 +19,7 @@ use crate::commands::edit::print_row;
 use crate::connect::Connection;
 use crate::draft::{self, Draft};
 use crate::failure::Failure;
+use crate::flags;
 use crate::follow::{self, Following, Seen};
 use crate::goal::{self, Goal};
 use crate::output::{Format, Output};
@@ -38,7 +39,8 @@ pub async fn execute(given: &DeployFlags, context: &mut Context<'_, '_, '_>) -> 
         regions::of_environment(context.environment).map_err(|found| problems.extend(found)).ok().flatten();
     let interval = follow::interval(context.environment)?;
     let selection = context.selection()?;
-    let known = configured.or_else(|| selection.local_regions());
+    // The regions of a fleet say nothing about the instance on this machine.
+    let known = selection.local_regions().or(configured);
     if let (Some(draft), Some(known)) = (&draft, &known) {
         problems.extend(unknown_regions(draft, known));
     }
@@ -56,7 +58,7 @@ pub async fn execute(given: &DeployFlags, context: &mut Context<'_, '_, '_>) -> 
     if given.dry_run {
         return dry_run(&request, &connection, context).await;
     }
-    let row = connection.store.create(&request).await.map_err(|error| connection.refused(error))?;
+    let row = connection.store.create(&request).await.map_err(|error| not_created(error, &connection))?;
     announce(&row, &draft, known.as_ref(), context.output)?;
     if known.is_none() {
         warn_of_silent_regions(&row, &connection, context.output).await?;
@@ -107,7 +109,7 @@ async fn dry_run(
     context: &mut Context<'_, '_, '_>,
 ) -> Result<(), Failure> {
     let transition = transition::create(request, context.clock.wall(), &mut || SystemRandomness.token())
-        .map_err(|error| connection.refused(error.into()))?;
+        .map_err(|error| not_created(error.into(), connection))?;
     // What the write would meet, apart from races.
     let rows = connection.store.list(&ListFilter::default()).await.map_err(|error| connection.refused(error))?;
     let exists = connection.store.get(&request.name, Consistency::Strong).await;
@@ -126,6 +128,17 @@ async fn dry_run(
         connection.described
     ))?;
     Ok(context.output.document(&item_to_plain_json(item))?)
+}
+
+/// As [`Connection::refused`], with fields named as flags: here every field was written by one.
+fn not_created(error: StoreError, connection: &Connection) -> Failure {
+    match error {
+        StoreError::Operation(OperationError::Invalid(problems)) => {
+            let named: Vec<FieldProblem> = problems.iter().map(flags::named).collect();
+            Failure::refused(joined(&named))
+        }
+        other => connection.refused(other),
+    }
 }
 
 fn announce(

@@ -1,4 +1,5 @@
 //! The `gco` binary against a table file in a folder of its own.
+#![allow(clippy::unwrap_used, reason = "a test may end in a panic")]
 
 mod bad_command_lines;
 mod deploy;
