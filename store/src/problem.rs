@@ -50,3 +50,25 @@ pub fn joined(problems: &[FieldProblem]) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_cleaned_and_cut_at_characters() {
+        assert_eq!(bounded("a\nb\tc", 10), "a b c");
+        assert_eq!(bounded("\u{e4}\u{e4}\u{e4}\u{e4}", 4), "\u{e4}\u{e4}\u{e4}\u{e4}");
+        assert_eq!(bounded("\u{e4}\u{e4}\u{e4}\u{e4}", 3), "\u{e4}\u{e4}…");
+        assert_eq!(FieldProblem::new("f", "x".repeat(1000)).message.chars().count(), 300);
+    }
+
+    #[test]
+    fn many_problems_are_counted_rather_than_listed() {
+        let problems: Vec<FieldProblem> =
+            (0..25).map(|number| FieldProblem::new(format!("f{number}"), "is wrong")).collect();
+        let text = joined(&problems);
+        assert!(text.starts_with("f0: is wrong; f1: is wrong"));
+        assert!(text.ends_with("f19: is wrong; and 5 more"), "{text}");
+    }
+}

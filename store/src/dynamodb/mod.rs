@@ -149,6 +149,7 @@ impl DynamoDbTable {
             if !failure.category.retryable() || !budget.wait().await {
                 return Err(failure.into_error(operation));
             }
+            tracing::debug!(operation, category = failure.category.as_str(), error = failure.message, "sent again");
         }
     }
 
@@ -306,6 +307,8 @@ impl DynamoDbTable {
                     Fate::NotApplied => {}
                 }
             }
+            let (category, lost) = (failure.category.as_str(), failure.may_be_done);
+            tracing::debug!(operation, name = transition.name, category, lost, error = failure.message, "write failed");
             let again = failure.may_be_done || failure.category.retryable();
             if !again || !budget.wait().await {
                 // A request on its way may still arrive, however often the row was seen without its effect.

@@ -48,7 +48,7 @@ impl Quantity {
     /// The number of whole units, when it is whole.
     pub(super) fn whole_units(self) -> Option<u128> {
         let unit = 10_u128.pow(BILLIONTHS);
-        (self.0 % unit == 0).then_some(self.0 / unit)
+        self.0.is_multiple_of(unit).then_some(self.0 / unit)
     }
 }
 

@@ -3,6 +3,7 @@
 mod common;
 mod operations;
 mod rows;
+mod sequences;
 mod spec;
 mod transitions;
 mod wire;

@@ -2,6 +2,7 @@
 
 use crate::common::all_rows;
 use gco_store::row::EndpointRow;
+use gco_store::spec::Spec;
 use gco_store::wire::{Item, Value, item_from_dynamodb_json, item_size_bytes, item_to_dynamodb_json};
 use proptest::prelude::*;
 use serde_json::json;
@@ -139,11 +140,81 @@ fn any_value() -> impl Strategy<Value = Value> {
     })
 }
 
+fn row_key() -> impl Strategy<Value = String> {
+    prop::sample::select(vec![
+        "lifecycle_id",
+        "desired_state",
+        "target_regions",
+        "cleanup_regions",
+        "region_generations",
+        "namespace",
+        "spec",
+        "updated_at",
+        "region_status",
+        "labels",
+        "deletion_generation",
+        "deletion_regions",
+        "control",
+        "other",
+    ])
+    .prop_map(str::to_owned)
+}
+
+fn spec_key() -> impl Strategy<Value = String> {
+    prop::sample::select(vec![
+        "image",
+        "region_image_uris",
+        "port",
+        "replicas",
+        "gpu_count",
+        "env",
+        "resources",
+        "command",
+        "args",
+        "accelerator",
+        "node_selector",
+        "capacity_type",
+        "framework",
+        "autoscaling",
+        "canary",
+        "mooncake",
+        "max_surge",
+    ])
+    .prop_map(str::to_owned)
+}
+
 proptest! {
     #[test]
     fn every_value_survives_dynamodb_json(value in any_value()) {
         let again = Value::from_dynamodb_json("v", &value.to_dynamodb_json()).expect("readable");
         prop_assert_eq!(again, value);
+    }
+
+    #[test]
+    fn no_row_of_a_stranger_makes_reading_or_checking_fail(row in prop::collection::btree_map(row_key(), any_value(), 0..12)) {
+        let mut item = row;
+        item.insert("endpoint_name".to_owned(), Value::from("chat"));
+        let row = EndpointRow::parse(item.clone()).expect("a name is all that it takes");
+        prop_assert_eq!(&row.item, &item);
+        // Whatever the answer, it is an answer.
+        let _ = (row.quorum(), row.lifecycle_complete(), Spec::check(&row.spec));
+        if let Err(problems) = Spec::check(&row.spec) {
+            prop_assert!(!problems.is_empty());
+        }
+    }
+
+    #[test]
+    fn no_spec_of_a_stranger_makes_checking_fail(spec in prop::collection::btree_map(spec_key(), any_value(), 0..12)) {
+        let spec = Value::Map(spec);
+        match Spec::check(&spec) {
+            Ok(checked) => {
+                let _ = (checked.spec.template_input_hash("r"), checked.spec.input_hash("r"), checked.spec.spec_hash());
+            }
+            Err(problems) => {
+                prop_assert!(problems.is_sorted() && !problems.is_empty());
+                prop_assert!(problems.iter().all(|problem| problem.to_string().chars().count() < 1000));
+            }
+        }
     }
 
     #[test]
