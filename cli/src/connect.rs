@@ -31,6 +31,8 @@ const DEFAULT_TABLE_NAME: &str = "gco-inference-endpoints";
 const REGION_VARIABLES: [&str; 2] = ["DYNAMODB_REGION", "GCO_GLOBAL_REGION"];
 const DEFAULT_TABLE_REGION: &str = "us-east-2";
 const ENDPOINT_URL_VARIABLE: &str = "DYNAMODB_ENDPOINT_URL";
+/// How long an operation is retried: a person waits.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// What a table may be called in a flag or variable.
 const ALLOWED_TABLES: &str = "must be dynamodb or embedded:PATH";
 
@@ -118,15 +120,14 @@ impl Selection {
     /// # Errors
     /// When it cannot be opened.
     pub async fn open(&self) -> Result<Connection, Failure> {
-        let described = self.backend.described();
-        let table = open(&self.backend).await.map_err(|error| failed(&described, &error))?;
+        let table = open(&self.backend).await.map_err(|error| failed(&self.backend, &error))?;
         let now = Arc::new(|| SystemClock.wall());
         let token = Arc::new(|| SystemRandomness.token());
         let sleeper = Arc::new(|duration: Duration| -> std::pin::Pin<Box<dyn Future<Output = ()> + Send>> {
             Box::pin(tokio::time::sleep(duration))
         });
         let store = Store::new(Arc::clone(&table), now, token).with_sleeper(sleeper);
-        Ok(Connection { table, store, described })
+        Ok(Connection { table, store, described: self.backend.described(), backend: self.backend.clone() })
     }
 }
 
@@ -185,6 +186,7 @@ async fn open(backend: &Backend) -> Result<Arc<dyn Table>, TableError> {
             let clock = Arc::new(|| SystemClock.boot().elapsed_since_boot());
             let settings = DynamoDbSettings {
                 endpoint_url: endpoint_url.clone(),
+                total_time: PATIENCE,
                 ..DynamoDbSettings::new(table_name, region, clock)
             };
             Ok(Arc::new(DynamoDbTable::connect(settings).await?))
@@ -201,6 +203,8 @@ pub struct Connection {
     pub store: Store,
     /// Words for messages: which table it is.
     pub described: String,
+    /// Where it is.
+    pub backend: Backend,
 }
 
 impl Connection {
@@ -226,20 +230,25 @@ impl Connection {
     /// The failure of a call to the table, in words.
     #[must_use]
     pub fn failed(&self, error: &TableError) -> Failure {
-        failed(&self.described, error)
+        failed(&self.backend, error)
     }
 }
 
-fn failed(described: &str, error: &TableError) -> Failure {
-    let hint = match error.category {
-        ErrorCategory::Invalid => "",
-        ErrorCategory::Forbidden => "; check the credentials and their rights on the table",
-        ErrorCategory::Throttled => "; the table is busy, try again",
-        ErrorCategory::Unavailable => "; nothing was changed",
-        ErrorCategory::Unknown => "; it is not known whether the change was made, look with 'gco inference status'",
-        ErrorCategory::Table => "; check --table and the region, or deploy the infrastructure first",
+fn failed(backend: &Backend, error: &TableError) -> Failure {
+    let writes = ["PutItem", "UpdateItem", "DeleteItem"].contains(&error.operation);
+    let hint = match (error.category, backend) {
+        (ErrorCategory::Forbidden, Backend::DynamoDb { .. }) => "; check the credentials and their rights on the table",
+        (ErrorCategory::Table, Backend::DynamoDb { .. }) => {
+            "; check --table, the table's name and region, or deploy the infrastructure first"
+        }
+        (ErrorCategory::Throttled, _) => "; the table is busy, try again",
+        (ErrorCategory::Unavailable, _) if writes => "; nothing was changed",
+        (ErrorCategory::Unknown, _) => {
+            "; it is not known whether the change was made, look with 'gco inference status'"
+        }
+        _ => "",
     };
-    Failure::Refused(format!("{described}: {error}{hint}"))
+    Failure::Refused(format!("{}: {error}{hint}", backend.described()))
 }
 
 /// An address without user and password.

@@ -12,7 +12,7 @@ pub fn answer(error: &clap::Error, arguments: &[OsString], console: &mut Console
     let (written, code) = match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => (write!(console.stdout, "{}", error.render()), EXIT_DONE),
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            (write!(console.stderr, "{}", error.render()), EXIT_USAGE)
+            (writeln!(console.stderr, "{}", error.render().to_string().trim_end()), EXIT_USAGE)
         }
         _ => (writeln!(console.stderr, "✗ {}", mistake(error, arguments)), EXIT_USAGE),
     };
