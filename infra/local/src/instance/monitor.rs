@@ -137,11 +137,17 @@ impl KeptMonitor {
     }
 
     /// Asks it to end and waits for that.
-    pub(super) async fn stop(self) {
+    pub(super) async fn stop(mut self) {
         self.stop.cancel();
-        if let Err(problem) = self.keeper.await {
+        if let Err(problem) = (&mut self.keeper).await {
             tracing::error!(%problem, "the monitor's keeper failed");
         }
+    }
+}
+
+impl Drop for KeptMonitor {
+    fn drop(&mut self) {
+        self.stop.cancel();
     }
 }
 
@@ -152,10 +158,12 @@ async fn keep(
     progress: Progress,
 ) {
     let mut delay = FIRST_DELAY;
+    let mut last_port = None;
     loop {
         let started = Instant::now();
-        let ended = match start(&settings) {
+        let ended = match start(&settings, last_port) {
             Ok((monitor, port)) => {
+                last_port = Some(port);
                 tell_port.send_replace(Some(port));
                 tokio::select! {
                     () = stop.cancelled() => {
@@ -187,9 +195,11 @@ async fn keep(
     }
 }
 
-fn start(settings: &MonitorSettings) -> anyhow::Result<(Supervised, u16)> {
-    // When another process takes it first, the monitor ends, and is started again with another one.
-    let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|free| free.local_addr());
+/// Starts the monitor on the port that it had before, if that is free, so that its address stays good.
+fn start(settings: &MonitorSettings, last_port: Option<u16>) -> anyhow::Result<(Supervised, u16)> {
+    // When another process takes it first, the monitor ends, and is started again.
+    let bind = |port: u16| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).and_then(|free| free.local_addr());
+    let port = last_port.map(bind).and_then(Result::ok).map_or_else(|| bind(0), Ok);
     let port = port.context("picking a free port")?.port();
     let mut process = ProcessSettings::new(&settings.program, &settings.log)
         .without_our_environment()

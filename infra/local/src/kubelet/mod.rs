@@ -21,6 +21,7 @@ mod status;
 mod worker;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
@@ -53,6 +54,9 @@ pub const FAULT_KEY: &str = "gco.io/simulated-fault";
 
 /// How many requests to the API server may be under way at once.
 const REQUESTS_AT_ONCE: usize = 16;
+
+/// How long one request to the API server may take: a server that hangs must not hold up the end of a pod.
+const REQUEST_BOUND: Duration = Duration::from_secs(10);
 
 /// What happens for a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -182,7 +186,7 @@ async fn watch_pods(shared: Arc<Shared>, tasks: TaskTracker) {
     let bound = watcher::Config::default().fields("spec.nodeName!=");
     let mut events = pin!(watcher(pods, bound).default_backoff());
     let mut workers: HashMap<String, PodNews> = HashMap::new();
-    let mut listed: BTreeSet<String> = BTreeSet::new();
+    let mut listed: Vec<Pod> = Vec::new();
     loop {
         let event = tokio::select! {
             () = shared.shutdown.cancelled() => return,
@@ -193,13 +197,21 @@ async fn watch_pods(shared: Arc<Shared>, tasks: TaskTracker) {
             // The watcher starts anew by itself.
             Some(Err(problem)) => tracing::debug!(%problem, "watching pods"),
             Some(Ok(watcher::Event::Init)) => listed.clear(),
-            Some(Ok(watcher::Event::InitApply(pod))) => {
-                listed.extend(pod.metadata.uid.clone());
-                hear(&shared, &tasks, &mut workers, pod);
-            }
+            Some(Ok(watcher::Event::InitApply(pod))) => listed.extend(Some(pod).filter(|pod| shared.runs(pod))),
             Some(Ok(watcher::Event::InitDone)) => {
-                workers.retain(|uid, news| listed.contains(uid) || news.send(None).is_err());
-                workers.retain(|_, news| !news.is_closed());
+                let uids: BTreeSet<&str> = listed.iter().filter_map(|pod| pod.metadata.uid.as_deref()).collect();
+                workers.retain(|uid, news| {
+                    let is_there = uids.contains(uid.as_str());
+                    if !is_there {
+                        news.send_replace(None);
+                    }
+                    is_there
+                });
+                // Pods keep their addresses, so these are taken before any new pod asks for one.
+                listed.iter().filter_map(pod_address).for_each(|address| shared.addresses.claim(address));
+                for pod in std::mem::take(&mut listed) {
+                    hear(&shared, &tasks, &mut workers, pod);
+                }
             }
             Some(Ok(watcher::Event::Apply(pod))) => hear(&shared, &tasks, &mut workers, pod),
             Some(Ok(watcher::Event::Delete(pod))) => {
@@ -211,10 +223,14 @@ async fn watch_pods(shared: Arc<Shared>, tasks: TaskTracker) {
     }
 }
 
+/// The address that a pod's status names.
+fn pod_address(pod: &Pod) -> Option<IpAddr> {
+    pod.status.as_ref()?.pod_ip.as_deref()?.parse().ok()
+}
+
 fn hear(shared: &Arc<Shared>, tasks: &TaskTracker, workers: &mut HashMap<String, PodNews>, pod: Pod) {
     let Some(uid) = pod.metadata.uid.clone() else { return };
-    let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or_default();
-    if !shared.settings.nodes.contains_key(node) {
+    if !shared.runs(&pod) {
         return;
     }
     let pod = Arc::new(pod);
@@ -228,6 +244,12 @@ fn hear(shared: &Arc<Shared>, tasks: &TaskTracker, workers: &mut HashMap<String,
 }
 
 impl Shared {
+    /// Whether a pod is on one of our nodes.
+    fn runs(&self, pod: &Pod) -> bool {
+        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref());
+        node.is_some_and(|node| self.settings.nodes.contains_key(node))
+    }
+
     /// Writes a warning about a pod, once for each different text. Failing is no reason to do
     /// anything else differently.
     async fn warn(&self, pod: &Pod, reason: &str, message: &str) {
@@ -264,8 +286,11 @@ impl Shared {
             ..Event::default()
         };
         let events: Api<Event> = Api::namespaced(self.client.clone(), namespace);
-        if let Err(problem) = events.create(&PostParams::default(), &event).await {
-            tracing::debug!(%problem, pod = name, reason, "writing an event");
+        let parameters = PostParams::default();
+        match tokio::time::timeout(REQUEST_BOUND, events.create(&parameters, &event)).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(problem)) => tracing::debug!(%problem, pod = name, reason, "writing an event"),
+            Err(_) => tracing::debug!(pod = name, reason, "writing an event took too long"),
         }
     }
 }

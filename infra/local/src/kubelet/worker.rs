@@ -15,7 +15,7 @@ use gco_runtime::clock::{Clock as _, SystemClock};
 
 use super::container::{ContainerLife, Report, Which};
 use super::status::{Place, Snapshot, pod_status};
-use super::{Behaviour, Shared};
+use super::{Behaviour, REQUEST_BOUND, Shared, pod_address};
 
 /// How long processes have to end when the stand-in itself is stopped.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
@@ -50,14 +50,12 @@ struct Worker {
 
 /// Runs a pod until it is gone or the stand-in stops.
 pub(super) async fn run(shared: Arc<Shared>, pod: Arc<Pod>, news: watch::Receiver<Option<Arc<Pod>>>) {
-    let status = pod.status.clone().unwrap_or_default();
-    let before = status.pod_ip.as_deref().and_then(|address| address.parse::<Ipv4Addr>().ok());
-    let address = match before {
-        Some(address) => {
+    let address = match pod_address(&pod) {
+        Some(IpAddr::V4(address)) => {
             shared.addresses.claim(address.into());
             address
         }
-        None => match shared.addresses.take() {
+        _ => match shared.addresses.take() {
             Some(address) => address,
             None => {
                 tracing::error!("there is no free address for another pod");
@@ -254,7 +252,9 @@ impl Worker {
         let Ok(_place) = self.shared.requests.acquire().await else { return Asked::Gone };
         // With the uid, a pod of the same name that came later is left alone.
         let patch = json!({"metadata": {"uid": self.pod.metadata.uid}, "status": status_patch(&status)});
-        let written = self.api().patch_status(self.name(), &PatchParams::default(), &Patch::Strategic(patch)).await;
+        let (pods, parameters, patch) = (self.api(), PatchParams::default(), Patch::Strategic(patch));
+        let writing = pods.patch_status(self.name(), &parameters, &patch);
+        let Ok(written) = tokio::time::timeout(REQUEST_BOUND, writing).await else { return Asked::Failed };
         let asked = asked(written.as_ref().err());
         if let Ok(pod) = written {
             self.pod.status = pod.status;
@@ -283,9 +283,9 @@ impl Worker {
         loop {
             let deleted = {
                 let Ok(_place) = self.shared.requests.acquire().await else { return };
-                self.api().delete(self.name(), &parameters).await
+                tokio::time::timeout(REQUEST_BOUND, self.api().delete(self.name(), &parameters)).await
             };
-            match asked(deleted.as_ref().err()) {
+            match deleted.map_or(Asked::Failed, |deleted| asked(deleted.as_ref().err())) {
                 Asked::Failed => {}
                 // A finalizer may keep the object; whoever holds it will let go of it.
                 Asked::Done | Asked::Gone => return,
