@@ -1,5 +1,8 @@
 //! Plans, situation by situation.
 
+mod drift;
+mod whose;
+
 use gco_monitor::identity::{ANNOTATION_LEADER_EPOCH, ANNOTATION_LEADER_TERM, RowIdentity};
 use gco_monitor::intent::CleanUp;
 use gco_monitor::object::{DesiredSet, Kind, ObjectKey};
@@ -9,8 +12,8 @@ use gco_store::spec::Spec;
 use gco_store::wire::{Item, Value as Attribute};
 use serde_json::{Value, json};
 
-use super::server::{Server, key};
-use super::support::{
+use crate::server::{Server, key};
+use crate::support::{
     NAMESPACE, REGION, identity, identity_of, leader, map, ready_pod, rendered, row, row_with, small_spec, spec_of,
     tests_folder, texts,
 };
@@ -207,181 +210,6 @@ fn every_field_of_an_edit_reaches_a_running_workload_with_a_reason_that_names_it
 }
 
 #[test]
-fn drift_in_what_we_own_is_noticed_named_and_restored() {
-    let template = |field: &str| format!("spec.template.spec.{field}");
-    let inside = |field: &str| format!("spec.template.spec.containers[inference].{field}");
-    let drifts: Vec<(Drift, String)> = vec![
-        (|body| body["spec"]["replicas"] = json!(9), "spec.replicas: changed".into()),
-        (|body| body["spec"]["paused"] = json!(true), "spec.paused: unexpected".into()),
-        (|body| body["spec"]["minReadySeconds"] = json!(5), "spec.minReadySeconds: changed".into()),
-        (|body| body["spec"]["strategy"] = json!({"type": "Recreate"}), "spec.strategy.type: changed".into()),
-        (|body| pod(body)["hostNetwork"] = json!(true), template("hostNetwork: unexpected")),
-        (|body| pod(body)["dnsPolicy"] = json!("Default"), template("dnsPolicy: unexpected")),
-        (
-            |body| pod(body)["terminationGracePeriodSeconds"] = json!(1),
-            template("terminationGracePeriodSeconds: changed"),
-        ),
-        (|body| pod(body)["serviceAccountName"] = json!("other"), template("serviceAccountName: changed")),
-        (|body| pod(body)["securityContext"] = json!({}), template("securityContext.seccompProfile: missing")),
-        (|body| push(&mut pod(body)["tolerations"], json!({"operator": "Exists"})), template("tolerations: changed")),
-        (|body| push(&mut pod(body)["containers"], json!({"name": "side"})), template("containers[side]: unexpected")),
-        (|body| pod(body)["nodeSelector"]["disk"] = json!("ssd"), template("nodeSelector.disk: unexpected")),
-        (|body| pod(body)["volumes"] = json!([{"name": "v", "emptyDir": {}}]), template("volumes: unexpected")),
-        (|body| container(body)["image"] = json!("evil:1"), inside("image: changed")),
-        (
-            |body| push(&mut container(body)["env"], json!({"name": "DEBUG", "value": "secret"})),
-            inside("env.DEBUG: unexpected"),
-        ),
-        (|body| drop_first(&mut container(body)["env"]), inside("env.PYTHONHASHSEED: missing")),
-        (|body| container(body)["env"][1]["value"] = json!("secret"), inside("env.MODEL: changed")),
-        (|body| container(body)["env"].as_array_mut().unwrap().swap(0, 1), inside("env: order changed")),
-        (|body| drop_first(&mut container(body)["args"]), inside("args: changed")),
-        (|body| remove(container(body), "livenessProbe"), inside("livenessProbe: missing")),
-        (
-            |body| container(body)["readinessProbe"]["initialDelaySeconds"] = json!(9),
-            inside("readinessProbe.initialDelaySeconds: unexpected"),
-        ),
-        (|body| container(body)["ports"][0]["name"] = json!("web"), inside("ports[8000].name: changed")),
-        (|body| push(&mut container(body)["ports"], json!({"containerPort": 1})), inside("ports[1]: unexpected")),
-        (
-            |body| container(body)["resources"]["limits"]["memory"] = json!("1Gi"),
-            inside("resources.limits.memory: changed"),
-        ),
-        (|body| container(body)["imagePullPolicy"] = json!("Always"), inside("imagePullPolicy: changed")),
-        (
-            |body| container(body)["terminationMessagePolicy"] = json!("FallbackToLogsOnError"),
-            inside("terminationMessagePolicy: unexpected"),
-        ),
-        (
-            |body| container(body)["securityContext"]["privileged"] = json!(true),
-            inside("securityContext.privileged: unexpected"),
-        ),
-        (
-            |body| {
-                body["spec"]["template"]["metadata"]["annotations"]["kubectl.kubernetes.io/restartedAt"] = json!("now")
-            },
-            "spec.template.metadata.annotations.kubectl.kubernetes.io/restartedAt: unexpected".into(),
-        ),
-        (
-            |body| remove(&mut body["spec"]["template"]["metadata"]["labels"], "project"),
-            "spec.template.metadata.labels.project: missing".into(),
-        ),
-        (|body| remove(&mut body["metadata"]["labels"], "project"), "metadata.labels.project: missing".into()),
-        (|body| body["metadata"]["annotations"]["gco.io/renderer"] = json!("none"), String::new()),
-        (
-            |body| remove(&mut body["metadata"]["annotations"], "gco.io/input-hash"),
-            "metadata.annotations.gco.io/input-hash: missing".into(),
-        ),
-    ];
-    let identity = identity('1');
-    let set = desired(&identity, |_| {});
-    for (drift, words) in drifts {
-        let mut server = settled(&identity);
-        let before = server.objects[&deployment()]["spec"].clone();
-        server.edit(&deployment(), drift);
-        let plan = server.hold(NAME, &identity, &set);
-        if words.is_empty() {
-            assert_eq!(plan, Plan::default(), "another renderer's template is kept");
-            continue;
-        }
-        let (reason, restarts, _, _) = replacement(&plan);
-        assert!(reason.contains(&words), "{words}: {reason}");
-        assert!(!reason.contains("secret"), "{reason}");
-        assert_eq!(restarts, words.starts_with("spec.template"), "{words}");
-        server.apply(&plan);
-        assert_eq!(server.objects[&deployment()]["spec"], before, "{words}");
-        assert_eq!(server.hold(NAME, &identity, &set), Plan::default(), "{words}");
-    }
-}
-
-fn pod(body: &mut Value) -> &mut Value {
-    &mut body["spec"]["template"]["spec"]
-}
-
-fn container(body: &mut Value) -> &mut Value {
-    &mut pod(body)["containers"][0]
-}
-
-fn push(list: &mut Value, value: Value) {
-    list.as_array_mut().unwrap().push(value);
-}
-
-fn drop_first(list: &mut Value) {
-    list.as_array_mut().unwrap().remove(0);
-}
-
-fn remove(map: &mut Value, name: &str) {
-    map.as_object_mut().unwrap().remove(name).unwrap();
-}
-
-#[test]
-fn drift_of_a_service_is_restored_and_its_address_kept() {
-    let drifts: Vec<(Drift, &str)> = vec![
-        (|body| body["spec"]["ports"][0]["targetPort"] = json!(8000), "spec.ports[80].targetPort: changed"),
-        (|body| body["spec"]["ports"][0]["port"] = json!(8080), "spec.ports[80]: missing"),
-        (|body| push(&mut body["spec"]["ports"], json!({"name": "x", "port": 81})), "spec.ports[81]: unexpected"),
-        (|body| body["spec"]["selector"]["app"] = json!("other"), "spec.selector.app: changed"),
-        (|body| body["spec"]["selector"]["x"] = json!("y"), "spec.selector.x: unexpected"),
-        (|body| body["spec"]["type"] = json!("LoadBalancer"), "spec.type: changed"),
-        (|body| body["spec"]["sessionAffinity"] = json!("ClientIP"), "spec.sessionAffinity: unexpected"),
-        (|body| remove(&mut body["metadata"]["labels"], "app"), "metadata.labels.app: missing"),
-    ];
-    let identity = identity('1');
-    let set = desired(&identity, |_| {});
-    for (drift, words) in drifts {
-        let mut server = settled(&identity);
-        let before = server.objects[&service()]["spec"].clone();
-        server.edit(&service(), drift);
-        let plan = server.hold(NAME, &identity, &set);
-        let (reason, restarts, scales_down, _) = replacement(&plan);
-        assert!(reason.contains(words), "{words}: {reason}");
-        assert!(!restarts && !scales_down);
-        server.apply(&plan);
-        assert_eq!(server.objects[&service()]["spec"], before, "{words}");
-    }
-}
-
-#[test]
-fn metadata_of_others_is_tolerated_and_carried_over() {
-    let identity = identity('1');
-    let mut server = settled(&identity);
-    for key in [deployment(), service()] {
-        server.edit(&key, |body| {
-            body["metadata"]["labels"]["team"] = json!("search");
-            body["metadata"]["annotations"]["note"] = json!("do not touch");
-            body["metadata"]["finalizers"] = json!(["example.com/guard"]);
-            body["metadata"]["ownerReferences"] = json!([{"kind": "App", "name": "x", "uid": "1"}]);
-            body["status"] = json!({"replicas": 2});
-        });
-    }
-    assert_eq!(server.hold(NAME, &identity, &desired(&identity, |_| {})), Plan::default());
-    let set = desired(&identity, |spec| spec.image = "vllm/vllm-openai:v2".to_owned());
-    server.apply(&server.hold(NAME, &identity, &set));
-    let metadata = &server.objects[&deployment()]["metadata"];
-    assert_eq!(metadata["labels"]["team"], json!("search"));
-    assert_eq!(metadata["annotations"]["note"], json!("do not touch"));
-    assert_eq!(metadata["annotations"]["deployment.kubernetes.io/revision"], json!("1"));
-    assert_eq!(metadata["finalizers"], json!(["example.com/guard"]));
-    assert_eq!(metadata["ownerReferences"][0]["name"], json!("x"));
-}
-
-#[test]
-fn a_quantity_in_another_spelling_is_no_difference() {
-    let identity = identity('1');
-    let change = |spec: &mut Spec| {
-        spec.gpu_count = 0;
-        spec.resources.requests = texts(&[("cpu", "1000m"), ("memory", "1024Mi")]);
-        spec.resources.limits = texts(&[("cpu", "2.0")]);
-    };
-    let mut server = Server::new();
-    let set = desired(&identity, change);
-    server.apply(&server.hold(NAME, &identity, &set));
-    let live = &server.objects[&deployment()];
-    assert_eq!(live.pointer("/spec/template/spec/containers/0/resources/requests/cpu"), Some(&json!("1")));
-    assert_eq!(server.hold(NAME, &identity, &set), Plan::default());
-}
-
-#[test]
 fn scaling_restarts_nothing_and_says_when_it_goes_down() {
     // D-11, D-36.
     let identity = identity('1');
@@ -391,100 +219,6 @@ fn scaling_restarts_nothing_and_says_when_it_goes_down() {
         let (reason, restarts, scales_down, body) = replacement(&plan);
         assert_eq!((restarts, scales_down), (false, down), "{reason}");
         assert_eq!(body["spec"]["replicas"], json!(replicas));
-    }
-}
-
-#[test]
-fn objects_of_a_dead_lifecycle_are_handed_off_all_at_once_and_replaced_once_they_are_gone() {
-    // D-23: the original deletes one an aborted pass.
-    let (old, new) = (identity('1'), identity('2'));
-    let mut server = settled(&old);
-    for name in ["chat-canary", "chat-prefill", "chat-decode", "chat-proxy"] {
-        put(&mut server, Kind::Deployment, name, &our_labels(name), &marks(&old));
-    }
-    server.known = [new.lifecycle_id.clone()].into();
-    let set = desired(&new, |_| {});
-    let plan = server.hold(NAME, &new, &set);
-    assert_eq!(
-        short(&plan),
-        [
-            "delete deployment/chat-canary",
-            "delete deployment/chat-decode",
-            "delete deployment/chat-prefill",
-            "delete deployment/chat-proxy",
-            "delete deployment/chat",
-            "delete service/chat",
-        ]
-    );
-    assert!(plan.obstacles.is_empty());
-    server.apply(&plan);
-    assert_eq!(short(&server.hold(NAME, &new, &set)), ["create deployment/chat", "create service/chat"]);
-}
-
-#[test]
-fn objects_of_an_earlier_generation_of_the_region_are_handed_off_too() {
-    let old = identity('1');
-    let new = RowIdentity { region_generation: "8".repeat(64), ..old.clone() };
-    let server = settled(&old);
-    assert_eq!(
-        short(&server.hold(NAME, &new, &desired(&new, |_| {}))),
-        ["delete deployment/chat", "delete service/chat"]
-    );
-    // But a clean-up of the region takes any generation of the lifecycle.
-    assert_eq!(
-        short(&server.remove(NAME, &CleanUp::RegionRemoved(new))),
-        ["delete deployment/chat", "delete service/chat"]
-    );
-}
-
-#[test]
-fn an_object_of_another_row_is_never_touched() {
-    // D-5: with the original, `chat` deleted the objects of the endpoint `chat-canary` in every pass.
-    let (ours, other) = (identity('1'), identity('2'));
-    let mut server = settled(&ours);
-    put(&mut server, Kind::Deployment, "chat-canary", &our_labels("chat-canary"), &marks(&other));
-    server.known.insert(other.lifecycle_id.clone());
-    let set = desired(&ours, |_| {});
-    assert_eq!(server.hold(NAME, &ours, &set), Plan::default());
-    assert_eq!(short(&server.stop(NAME, &ours)), ["replace deployment/chat"]);
-    let plan = server.remove(NAME, &deleted(&ours));
-    assert_eq!(short(&plan), ["delete deployment/chat", "delete service/chat"]);
-    assert_eq!(obstacles(&plan), [("deployment/chat-canary".to_owned(), obstacle::OTHER_ENDPOINT)]);
-    // Under our own name it is in the way, and the rest is done.
-    let mut server = Server::new();
-    server.known.insert(other.lifecycle_id.clone());
-    put(&mut server, Kind::Service, NAME, &our_labels(NAME), &marks(&other));
-    let plan = server.hold(NAME, &ours, &set);
-    assert_eq!(short(&plan), ["create deployment/chat"]);
-    assert_eq!(obstacles(&plan), [("service/chat".to_owned(), obstacle::OTHER_ENDPOINT)]);
-}
-
-#[test]
-fn a_foreign_object_blocks_only_itself() {
-    // D-22.
-    let identity = identity('1');
-    let strangers: [(Value, Value); 4] = [
-        (json!({}), json!({})),
-        (json!({"app": NAME}), json!({})),
-        // Our labels, but of another app.
-        (our_labels("something-else"), json!({})),
-        // A dead lifecycle without our labels.
-        (json!({"app": NAME}), json!({"gco.io/lifecycle-id": "dead"})),
-    ];
-    for (labels, annotations) in strangers {
-        let mut server = Server::new();
-        put(&mut server, Kind::Service, NAME, &labels, &annotations);
-        let plan = server.hold(NAME, &identity, &desired(&identity, |_| {}));
-        assert_eq!(short(&plan), ["create deployment/chat"]);
-        assert_eq!(obstacles(&plan), [("service/chat".to_owned(), obstacle::FOREIGN)]);
-        server.apply(&plan);
-        let plan = server.remove(NAME, &deleted(&identity));
-        assert_eq!(short(&plan), ["delete deployment/chat"], "the rest is finished");
-        assert_eq!(obstacles(&plan), [("service/chat".to_owned(), obstacle::FOREIGN)]);
-        server.apply(&plan);
-        let plan = server.remove(NAME, &deleted(&identity));
-        assert_eq!(short(&plan), ["prove absence"]);
-        assert_eq!(obstacles(&plan), [("service/chat".to_owned(), obstacle::FOREIGN)], "and it stays visible");
     }
 }
 
@@ -501,127 +235,6 @@ fn a_dying_object_is_not_written_and_its_place_is_waited_for() {
     let plan = server.remove(NAME, &deleted(&identity));
     assert_eq!(short(&plan), ["delete service/chat"], "no proof of absence while something is seen");
     assert_eq!(obstacles(&plan), [("deployment/chat".to_owned(), obstacle::TERMINATING)]);
-}
-
-/// The objects that the original made for a fixture, as they are in the cluster.
-fn original(server: &mut Server, fixture: &str) {
-    let path = tests_folder().join(format!("fixtures/original-objects/{fixture}.objects.json"));
-    let all: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
-    for body in all["objects"].as_array().unwrap() {
-        if ["Deployment", "Service"].contains(&body["kind"].as_str().unwrap()) {
-            server.post(body.clone());
-        }
-    }
-}
-
-#[test]
-fn what_the_original_made_is_left_alone_whole_while_its_pods_run() {
-    let row = row("classic-minimal");
-    let identity = identity_of(&row, REGION);
-    let set = rendered(&row.name, &identity, &spec_of(&row));
-    let mut server = Server::new();
-    original(&mut server, "classic-minimal");
-    server.leader = leader(5);
-    let plan = server.hold(&row.name, &identity, &set);
-    assert_eq!(short(&plan), Vec::<String>::new(), "not even a stamp");
-    assert_eq!(obstacles(&plan), [("deployment/chat-small".to_owned(), obstacle::ADOPTION_NOT_SUPPORTED)]);
-    // Nor is a Service made for a Deployment whose port has no name.
-    server.objects.remove(&key(Kind::Service, "chat-small"));
-    assert_eq!(short(&server.hold(&row.name, &identity, &set)), Vec::<String>::new());
-}
-
-#[test]
-fn what_the_original_made_can_be_stopped_and_is_ours_at_the_next_start() {
-    let row = row("classic-minimal");
-    let identity = identity_of(&row, REGION);
-    let set = rendered(&row.name, &identity, &spec_of(&row));
-    let mut server = Server::new();
-    original(&mut server, "classic-minimal");
-    server.pods.push(ready_pod("chat-small-1", "chat-small", &identity, None));
-    let key = key(Kind::Deployment, "chat-small");
-    let template = server.objects[&key]["spec"]["template"].clone();
-    let plan = server.stop(&row.name, &identity);
-    assert_eq!(short(&plan), ["stamp service/chat-small", "replace deployment/chat-small"]);
-    server.apply(&plan);
-    assert_eq!(server.objects[&key]["spec"]["replicas"], json!(0));
-    assert_eq!(server.objects[&key]["spec"]["template"], template, "the template is untouched");
-    assert_eq!(server.stop(&row.name, &identity), Plan::default());
-    // While its last pod is there, it is still the original's.
-    assert_eq!(short(&server.hold(&row.name, &identity, &set)), Vec::<String>::new());
-    server.pods.clear();
-    let plan = server.hold(&row.name, &identity, &set);
-    assert_eq!(short(&plan), ["replace deployment/chat-small", "replace service/chat-small"]);
-    let Step::Replace { restarts, .. } = &plan.steps[0] else { panic!() };
-    assert!(!restarts, "there is no pod to restart");
-    server.apply(&plan);
-    assert_eq!(server.hold(&row.name, &identity, &set), Plan::default());
-}
-
-#[test]
-fn what_the_original_made_can_be_deleted_canary_and_roles_included() {
-    for (fixture, count) in [("classic-minimal", 2), ("classic-canary", 4), ("mooncake-disaggregated", 6)] {
-        let row = row(fixture);
-        let mut server = Server::new();
-        original(&mut server, fixture);
-        let identity = identity_of(&row, REGION);
-        let plan = server.remove(&row.name, &deleted(&identity));
-        assert_eq!(plan.steps.len(), count, "{fixture}: {:?}", short(&plan));
-        assert!(plan.steps.iter().all(|step| matches!(step, Step::Delete { .. })), "{fixture}");
-        assert!(plan.obstacles.is_empty());
-    }
-}
-
-#[test]
-fn an_object_with_our_labels_and_no_lifecycle_is_taken_over_only_if_we_made_it() {
-    let identity = identity('1');
-    let set = desired(&identity, |_| {});
-    let mut server = settled(&identity);
-    for key in [deployment(), service()] {
-        server.edit(&key, |body| {
-            remove(&mut body["metadata"]["annotations"], "gco.io/lifecycle-id");
-            remove(&mut body["metadata"]["annotations"], "gco.io/region-generation");
-        });
-    }
-    let plan = server.hold(NAME, &identity, &set);
-    assert_eq!(short(&plan), ["replace deployment/chat", "replace service/chat"]);
-    let Step::Replace { restarts, .. } = &plan.steps[0] else { panic!() };
-    assert!(!restarts, "taking over never restarts a pod");
-
-    let mut server = Server::new();
-    put(&mut server, Kind::Deployment, NAME, &our_labels(NAME), &json!({}));
-    put(&mut server, Kind::Service, NAME, &our_labels(NAME), &json!({}));
-    let plan = server.hold(NAME, &identity, &set);
-    assert_eq!(short(&plan), Vec::<String>::new());
-    assert_eq!(obstacles(&plan), [("deployment/chat".to_owned(), obstacle::ADOPTION_NOT_SUPPORTED)]);
-    // Deleting needs no more than the exact labels (contract C.5.6).
-    assert_eq!(short(&server.remove(NAME, &deleted(&identity))), ["delete deployment/chat", "delete service/chat"]);
-}
-
-#[test]
-fn another_renderer_keeps_the_live_pod_template_until_the_spec_changes() {
-    let identity = identity('1');
-    let set = desired(&identity, |_| {});
-    for renderer in ["0", "99", "unreadable"] {
-        let mut server = settled(&identity);
-        server.edit(&deployment(), |body| {
-            body["metadata"]["annotations"]["gco.io/renderer"] = json!(renderer);
-            pod(body)["terminationGracePeriodSeconds"] = json!(77);
-            container(body)["env"] = json!([]);
-        });
-        assert_eq!(server.hold(NAME, &identity, &set), Plan::default(), "{renderer}: no restart for an upgrade");
-        // Everything but the template converges at once, without a restart, and keeps the template's renderer.
-        let scaled = desired(&identity, |spec| spec.replicas = 6);
-        let (_, restarts, _, body) = replacement(&server.hold(NAME, &identity, &scaled));
-        assert!(!restarts);
-        assert_eq!(body["spec"]["template"]["spec"]["terminationGracePeriodSeconds"], json!(77));
-        assert_eq!(body["metadata"]["annotations"]["gco.io/renderer"], json!(renderer));
-        // An edit of the spec renders anew.
-        let edited = desired(&identity, |spec| spec.image = "vllm/vllm-openai:v2".to_owned());
-        let (_, restarts, _, body) = replacement(&server.hold(NAME, &identity, &edited));
-        assert!(restarts);
-        assert_eq!(body["spec"]["template"]["spec"]["terminationGracePeriodSeconds"], json!(75));
-        assert_eq!(body["metadata"]["annotations"]["gco.io/renderer"], json!(RENDERER_VERSION.to_string()));
-    }
 }
 
 #[test]
@@ -666,7 +279,7 @@ fn absence_is_proven_only_when_nothing_is_seen_any_more_pods_included() {
     server.pods.clear();
     assert_eq!(short(&server.remove(NAME, &deleted(&identity))), ["prove absence"]);
     // Pods of others under the same label are not ours to wait for.
-    server.pods.push(ready_pod("chat-2", NAME, &super::support::identity('2'), None));
+    server.pods.push(ready_pod("chat-2", NAME, &crate::support::identity('2'), None));
     assert_eq!(short(&server.remove(NAME, &deleted(&identity))), ["prove absence"]);
 }
 
@@ -692,7 +305,7 @@ fn while_the_table_is_away_nothing_is_deleted_scaled_down_or_taken_over() {
     // No stop, no removal, no hand-off, no adoption.
     assert_eq!(server.stop(NAME, &identity), Plan::default());
     assert_eq!(server.remove(NAME, &deleted(&identity)), Plan::default());
-    let newer = super::support::identity('2');
+    let newer = crate::support::identity('2');
     server.known = [newer.lifecycle_id.clone()].into();
     let plan = server.hold(NAME, &newer, &desired(&newer, |_| {}));
     assert_eq!(short(&plan), Vec::<String>::new());
@@ -787,4 +400,16 @@ fn a_secret_that_the_row_names_itself_is_not_in_its_inventory() {
     assert_eq!(secrets(named("shared-store-admin")), 0);
     assert_eq!(secrets(named("another")), 1);
     assert_eq!(secrets(row("mooncake-store")), 1);
+}
+
+fn pod(body: &mut Value) -> &mut Value {
+    &mut body["spec"]["template"]["spec"]
+}
+
+fn container(body: &mut Value) -> &mut Value {
+    &mut pod(body)["containers"][0]
+}
+
+fn remove(map: &mut Value, name: &str) {
+    map.as_object_mut().unwrap().remove(name).unwrap();
 }
