@@ -6,7 +6,7 @@ use gco_store::problem::bounded;
 use serde_json::Value;
 
 use super::ownership::{Owner, Viewpoint, live_input_hash, made_by_us};
-use super::{Obstacle, Plan, PlanInput, Precondition, Step, body, compare, obstacle};
+use super::{Obstacle, Plan, PlanInput, Precondition, Step, body, compare, inventory, obstacle};
 use crate::identity::{ANNOTATION_LEADER_TERM, ANNOTATION_LIFECYCLE, ANNOTATION_RENDERER, RowIdentity};
 use crate::intent::CleanUp;
 use crate::object::{DesiredObject, DesiredSet, Kind, ObjectKey, ObservedObject};
@@ -23,6 +23,9 @@ const SHOWN_TOKEN: usize = 8;
 struct Draft<'a> {
     input: &'a PlanInput<'a>,
     viewpoint: Viewpoint<'a>,
+    /// Names that belong to the endpoint. Whatever else is handed in is not looked at: a fault in whoever collects the
+    /// view must not let one endpoint's plan reach another's objects.
+    names: BTreeSet<ObjectKey>,
     stale: Vec<Step>,
     steps: Vec<Step>,
     obstacles: Vec<Obstacle>,
@@ -36,11 +39,17 @@ impl<'a> Draft<'a> {
         Self {
             input,
             viewpoint,
+            names: inventory(input.name).into_iter().collect(),
             stale: Vec::new(),
             steps: Vec::new(),
             obstacles: Vec::new(),
             left_alone: BTreeSet::new(),
         }
+    }
+
+    /// What is there of the endpoint's names.
+    fn objects(&self) -> Vec<&'a ObservedObject> {
+        self.input.observed.objects.values().filter(|object| self.names.contains(&object.key)).collect()
     }
 
     fn obstruct(&mut self, key: &ObjectKey, reason: &'static str) {
@@ -83,7 +92,8 @@ impl<'a> Draft<'a> {
 
     /// The plan: stamps first, if anything is written at all.
     fn finish(self) -> Plan {
-        let Self { input, viewpoint, stale, steps, obstacles, left_alone } = self;
+        let objects = self.objects();
+        let Self { input, viewpoint, names: _, stale, steps, obstacles, left_alone } = self;
         let mut all = stale;
         all.extend(steps);
         let writes = |step: &&Step| matches!(step, Step::Create { .. } | Step::Replace { .. } | Step::Delete { .. });
@@ -92,7 +102,7 @@ impl<'a> Draft<'a> {
         }
         let written: BTreeSet<&ObjectKey> = all.iter().filter_map(Step::key).collect();
         let term = input.leader.term.to_string();
-        let stamps = input.observed.objects.values().filter(|object| {
+        let stamps = objects.into_iter().filter(|object| {
             viewpoint.owner_of(object) == Owner::Ours
                 && !object.terminating
                 && !written.contains(&object.key)
@@ -142,7 +152,7 @@ pub(super) fn hold<'a>(input: &'a PlanInput<'a>, identity: &'a RowIdentity, desi
     let wanted: BTreeSet<&ObjectKey> = desired.objects.iter().map(|object| &object.key).collect();
 
     // Objects that are not wanted: stale ones go, others' are none of our business here.
-    for object in input.observed.objects.values().filter(|object| !wanted.contains(&object.key)) {
+    for object in draft.objects().into_iter().filter(|object| !wanted.contains(&object.key)) {
         let owner = draft.viewpoint.owner_of(object);
         if matches!(owner, Owner::StaleLifecycle | Owner::StaleGeneration) && !object.terminating {
             draft.hand_off(object, owner);
@@ -165,7 +175,7 @@ pub(super) fn hold<'a>(input: &'a PlanInput<'a>, identity: &'a RowIdentity, desi
 /// next start.
 fn names_of_originals(draft: &Draft<'_>, wanted: &BTreeSet<&ObjectKey>) -> BTreeSet<String> {
     let observed = draft.input.observed;
-    let originals = observed.objects.values().filter(|object| {
+    let originals = draft.objects().into_iter().filter(|object| {
         object.key.kind == Kind::Deployment
             && wanted.contains(&object.key)
             && matches!(draft.viewpoint.owner_of(object), Owner::Ours | Owner::Unmarked)
@@ -276,7 +286,7 @@ fn prune(draft: &mut Draft<'_>, desired: &DesiredSet, wanted: &BTreeSet<&ObjectK
     if draft.input.table_away || !desired.objects.iter().all(serves) {
         return;
     }
-    let unwanted = observed.objects.values().filter(|object| {
+    let unwanted = draft.objects().into_iter().filter(|object| {
         Kind::WATCHED.contains(&object.key.kind)
             && !wanted.contains(&object.key)
             && !object.terminating
@@ -290,7 +300,7 @@ fn prune(draft: &mut Draft<'_>, desired: &DesiredSet, wanted: &BTreeSet<&ObjectK
 /// No pods: every Deployment of the endpoint, canary and roles included (D-14), whoever made it.
 pub(super) fn stop<'a>(input: &'a PlanInput<'a>, identity: &'a RowIdentity) -> Plan {
     let mut draft = Draft::new(input, &identity.lifecycle_id, Some(&identity.region_generation));
-    for object in input.observed.objects.values() {
+    for object in draft.objects() {
         let owner = draft.viewpoint.owner_of(object);
         match owner {
             Owner::StaleLifecycle | Owner::StaleGeneration => draft.hand_off(object, owner),
@@ -331,7 +341,7 @@ pub(super) fn remove<'a>(input: &'a PlanInput<'a>, clean_up: &'a CleanUp, region
         return draft.finish();
     }
     let mut left = 0_usize;
-    for object in input.observed.objects.values() {
+    for object in draft.objects() {
         match draft.viewpoint.owner_of(object) {
             Owner::Foreign => draft.obstruct(&object.key, obstacle::FOREIGN),
             Owner::OtherEndpoint => draft.obstruct(&object.key, obstacle::OTHER_ENDPOINT),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use gco_monitor::identity::LeaderMark;
 use gco_monitor::intent::CleanUp;
 use gco_monitor::object::{DesiredSet, Kind, ObjectKey, Observed, ObservedObject, ObservedPod};
-use gco_monitor::plan::{Goal, Plan, PlanInput, Precondition, Step, inventory, plan};
+use gco_monitor::plan::{Goal, Plan, PlanInput, Precondition, Step, plan};
 use serde_json::{Map, Value, json};
 
 use super::support::{NAMESPACE, leader};
@@ -155,15 +155,11 @@ impl Server {
     }
 
     fn plan_for(&self, name: &str, goal: Goal<'_>) -> Plan {
-        // A cache hands out what has one of the endpoint's names.
-        let mut observed = self.observed();
-        let names = inventory(name);
-        observed.objects.retain(|key, _| names.contains(key));
         plan(&PlanInput {
             name,
             namespace: NAMESPACE,
             goal,
-            observed: &observed,
+            observed: &self.observed(),
             known_lifecycles: &self.known,
             leader: &self.leader,
             futile: &self.futile,
