@@ -16,7 +16,7 @@ use crate::age;
 use crate::output::{columns, cut};
 
 /// Widths of the region table: REGION, STATE, READY, DESIRED, LAST SYNC.
-const REGION_COLUMNS: [usize; 5] = [18, 12, 7, 9, 19];
+const REGION_COLUMNS: [usize; 5] = [18, 10, 6, 8, 19];
 /// `2026-11-29T17:14:28`: a time-stamp to the second.
 const TIME_TO_THE_SECOND_CHARACTERS: usize = 19;
 /// Longest text from a row that is shown, in characters.
@@ -100,7 +100,7 @@ fn header(row: &EndpointRow) -> String {
     ];
     let mut header = format!("Endpoint: {}\n", clean(&row.name));
     for (label, value) in lines {
-        let _ = writeln!(header, "  {}", columns(&[(&format!("{label}:"), 11), (&value, 0)]));
+        let _ = writeln!(header, "  {}", columns(&[(&format!("{label}:"), 10), (&value, 0)]));
     }
     let spec_problems = Spec::check(&row.spec).err().unwrap_or_default();
     for problem in row.problems.iter().chain(&spec_problems).take(MOST_PROBLEMS) {

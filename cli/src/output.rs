@@ -192,16 +192,14 @@ pub fn cut(text: &str, width: usize) -> String {
     text.chars().take(width).map(|character| if character.is_control() { ' ' } else { character }).collect()
 }
 
-/// Cells side by side, each padded to its width except the last.
+/// Cells side by side with a blank between them, each padded to its width except the last.
 #[must_use]
 pub fn columns(cells: &[(&str, usize)]) -> String {
     let mut line = String::new();
     for (index, (cell, width)) in cells.iter().enumerate() {
         line.push_str(cell);
         if index + 1 < cells.len() {
-            let missing = width.saturating_sub(cell.chars().count());
-            // A cell that fills its column would otherwise touch the next one.
-            line.extend(std::iter::repeat_n(' ', missing.max(1)));
+            line.extend(std::iter::repeat_n(' ', width.saturating_sub(cell.chars().count()) + 1));
         }
     }
     line
@@ -213,9 +211,9 @@ mod tests {
 
     #[test]
     fn columns_are_padded_and_never_touch() {
-        assert_eq!(columns(&[("ab", 4), ("c", 9)]), "ab  c");
+        assert_eq!(columns(&[("ab", 4), ("c", 9)]), "ab   c");
         assert_eq!(columns(&[("abcd", 4), ("c", 9)]), "abcd c");
-        assert_eq!(columns(&[("äö", 3), ("c", 9)]), "äö c");
+        assert_eq!(columns(&[("äö", 3), ("c", 9)]), "äö  c");
     }
 
     #[test]

@@ -113,6 +113,12 @@ pub async fn delete(given: &ConfirmedFlags, context: &mut Context<'_, '_, '_>) -
     let connection = context.connect().await?;
     let before = connection.read(name).await?;
     if before.desired_state != DesiredState::Deleted {
+        if before.paused {
+            // A deleted row cannot be resumed, and paused regions remove nothing: the name would be blocked.
+            return Err(Failure::refused(format!(
+                "Endpoint '{name}' is paused, so its regions would not remove it; run 'gco inference resume {name}' first"
+            )));
+        }
         let regions = regions_in_words(&before);
         confirm(given, &format!("Delete endpoint '{name}' in {regions}? This cannot be undone."), context.output)?;
     }

@@ -169,6 +169,7 @@ fn a_pause_is_said_to_stop_the_monitors_until_it_is_resumed() {
     house.run(&["inference", "status", "chat"]).code(0).says(&["(paused: the regions change nothing)"]);
     house.run(&["inference", "scale", "chat", "-r", "2"]).code(0).says(&["While it is paused"]);
     house.run(&["inference", "pause", "chat"]).code(0).says(&["is paused already"]);
+    house.run(&["inference", "delete", "chat", "-y"]).code(1).complains(&["is paused", "gco inference resume chat"]);
     house.run(&["inference", "resume", "chat"]).code(0).says(&["✓ Endpoint 'chat' resumed\n"]);
     assert!(!house.row("chat").unwrap().paused);
     house.run(&["inference", "resume", "chat"]).code(0).says(&["is not paused already"]);

@@ -25,9 +25,9 @@ Endpoint: chat
   Namespace: gco-inference
   Created:   {created}
 
-  REGION            STATE       READY  DESIRED  LAST SYNC
-  us-east-1         running     1      1        {last_sync}
-  eu-west-1         -           -      -        -
+  REGION             STATE      READY  DESIRED  LAST SYNC
+  us-east-1          running    1      1        {last_sync}
+  eu-west-1          -          -      -        -
 
   eu-west-1
     not seen yet: the region has said nothing of this endpoint

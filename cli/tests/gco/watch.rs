@@ -20,11 +20,11 @@ fn creating(reason: &str) -> RegionEntry {
 fn a_watch_prints_again_on_every_change_and_ends_with_ctrl_c() {
     let house = House::with_chat();
     let watch = house.start(&["inference", "status", "chat", "--watch"]);
-    watch.until_stdout("eu-west-1         -");
+    watch.until_stdout("eu-west-1          -");
     house.report("chat", "us-east-1", &creating("ImagePullBackOff"));
     watch.until_stdout("pods not ready: 1 ImagePullBackOff, for example chat-x");
     house.serve("chat", "us-east-1");
-    let again = watch.until_stdout("us-east-1         running");
+    let again = watch.until_stdout("us-east-1          running");
     assert!(again.contains("\n--- 2"), "{again}");
     watch.interrupt();
     let (code, _, stderr) = watch.end();
