@@ -1,6 +1,7 @@
 //! What the store does, seen through its public API: one program, so that it is linked once.
 
 mod common;
+mod evaluation;
 mod operations;
 mod rows;
 mod sequences;
