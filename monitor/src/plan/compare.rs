@@ -2,7 +2,7 @@
 //!
 //! On metadata, labels and annotations of others are theirs. In the spec, everything is ours: what we render must be there,
 //! and what we do not render must not be, unless it is a value that the server fills in by itself. Those are a short,
-//! measured table ([`is_server_default`]), because tolerating every extra field would also tolerate an edit by hand. A
+//! measured table (`is_server_default`), because tolerating every extra field would also tolerate an edit by hand. A
 //! field that a future server fills in too shows as a difference that a write does not mend; the plan notices that and stops
 //! writing.
 
