@@ -13,10 +13,13 @@
 //! | monitors | [`monitor`] |
 //! | when a row and a cluster agree | [`agreement`] |
 //! | holding single requests | [`gate`] |
+//! | what a row said over time | [`history`] |
+//! | requests to an endpoint | [`load`] |
 
 pub mod agreement;
 pub mod gate;
 pub mod history;
+pub mod load;
 pub mod monitor;
 pub mod objects;
 pub mod place;

@@ -328,7 +328,6 @@ async fn a_monitor_that_starts_without_the_table_changes_nothing_and_says_so() -
     let settings = MonitorSettings::named("m2").table_through(proxy.url());
     let second = Monitor::start(&region, settings).await?;
     second.answers("/healthz", 200).await?;
-    region.wait_for_leader("m2").await?;
     let deployments: Api<Deployment> = Api::namespaced(region.client().clone(), region.namespace());
     let mark = region.audit()?.mark()?;
     deployments.delete("chat", &DeleteParams::background()).await?;

@@ -302,7 +302,8 @@ fn lines_of(path: &Path) -> std::io::Result<Vec<Json>> {
 /// The port that a monitor's log names.
 fn port_in(log: &Path) -> Option<u16> {
     let lines = lines_of(log).ok()?;
-    lines.iter().find_map(|line| u16::try_from(line.get("metrics_port")?.as_u64()?).ok())
+    let listening = lines.iter().find(|line| line["message"] == "listening for health and metrics")?;
+    u16::try_from(listening.get("port")?.as_u64()?).ok()
 }
 
 /// A program of the workspace: beside the folder that the running test is in.

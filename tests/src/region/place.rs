@@ -7,12 +7,14 @@ use anyhow::Context as _;
 use gco_bed::control_plane::{AuditEvent, AuditLog, AuditMark};
 use gco_bed::wait::{self, WaitError};
 use gco_runtime::random::{Randomness as _, SystemRandomness};
+use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
+use k8s_openapi::api::core::v1::{Namespace, PersistentVolume, PersistentVolumeClaim, Service, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, Client};
 use serde::de::DeserializeOwned;
+use serde_json::json;
 
 use super::BOUND;
 use super::objects::Snapshot;
@@ -24,6 +26,9 @@ const ROLE: &str = include_str!("../../../deploy/monitor/role.yaml");
 
 /// The monitor's account, as it is installed.
 pub const MONITOR_ACCOUNT: &str = "gco-inference-monitor-sa";
+
+/// The claim that model storage is mounted from.
+const MODEL_CLAIM: &str = "efs-claim";
 
 /// The account of model pods, as it is installed.
 pub const MODEL_ACCOUNT: &str = "gco-service-account";
@@ -288,4 +293,68 @@ async fn make_namespace(client: &Client, namespace: &str) -> anyhow::Result<()> 
 fn document<T: DeserializeOwned>(index: usize) -> anyhow::Result<T> {
     let text = ROLE.split("\n---\n").nth(index).context("the monitor's Role has too few documents")?;
     serde_saphyr::from_str(text).with_context(|| format!("document {index} of the monitor's Role"))
+}
+
+impl Region {
+    /// Makes the volume claim that endpoints with a model path or source mount, with a volume behind it.
+    ///
+    /// # Errors
+    /// When the API server refuses.
+    pub async fn make_model_storage(&self) -> anyhow::Result<()> {
+        let volume_name = format!("models-{}", self.namespace);
+        let volume: PersistentVolume = serde_json::from_value(json!({
+            "metadata": {"name": volume_name},
+            "spec": {
+                "capacity": {"storage": "1Ti"}, "accessModes": ["ReadWriteMany"], "storageClassName": "",
+                "hostPath": {"path": "/nonexistent"},
+                "claimRef": {"namespace": self.namespace, "name": MODEL_CLAIM},
+            },
+        }))?;
+        let claim: PersistentVolumeClaim = serde_json::from_value(json!({
+            "metadata": {"name": MODEL_CLAIM},
+            "spec": {
+                "accessModes": ["ReadWriteMany"], "storageClassName": "", "volumeName": volume_name,
+                "resources": {"requests": {"storage": "1Ti"}},
+            },
+        }))?;
+        let volumes: Api<PersistentVolume> = Api::all(self.client.clone());
+        volumes.create(&PostParams::default(), &volume).await.context("making a volume")?;
+        let claims: Api<PersistentVolumeClaim> = Api::namespaced(self.client.clone(), &self.namespace);
+        claims.create(&PostParams::default(), &claim).await.context("claiming the volume")?;
+        Ok(())
+    }
+
+    /// Makes the Deployments and Services that the original control plane made for a fixture.
+    ///
+    /// # Errors
+    /// When there are none, or the API server refuses one.
+    pub async fn make_original_objects(&self, fixture: &str) -> anyhow::Result<()> {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/original-objects");
+        let path = folder.join(format!("{fixture}.objects.json"));
+        let text = std::fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+        let file: serde_json::Value = serde_json::from_str(&text)?;
+        let objects = file["objects"].as_array().or_else(|| file.as_array()).context("no list of objects")?;
+        let deployments: Api<Deployment> = Api::namespaced(self.client.clone(), &self.namespace);
+        let services: Api<Service> = Api::namespaced(self.client.clone(), &self.namespace);
+        for object in objects {
+            let mut object = object.clone();
+            object["metadata"]["namespace"] = json!(self.namespace);
+            match object["kind"].as_str() {
+                Some("Deployment") => {
+                    let deployment: Deployment = serde_json::from_value(object)?;
+                    deployments.create(&PostParams::default(), &deployment).await?;
+                }
+                Some("Service") => {
+                    if let Some(spec) = object["spec"].as_object_mut() {
+                        spec.remove("clusterIP");
+                        spec.remove("clusterIPs");
+                    }
+                    let service: Service = serde_json::from_value(object)?;
+                    services.create(&PostParams::default(), &service).await?;
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
 }

@@ -89,7 +89,7 @@ async fn start(number: usize, pods: Pods) -> anyhow::Result<Plane> {
         region: region.to_owned(),
         region_number: number,
         nodes: BTreeMap::from([(NODE.to_owned(), "10.0.0.1".to_owned())]),
-        images: ImageTable::with_engine(engine(pods)?),
+        images: images(engine(pods)?),
         behaviour: match pods {
             Pods::StatusOnly => Behaviour::StatusOnly { ready_delay: Duration::ZERO, stop_delay: Duration::ZERO },
             Pods::Engines => Behaviour::Processes,
@@ -102,6 +102,15 @@ async fn start(number: usize, pods: Pods) -> anyhow::Result<Plane> {
     };
     let dial_map = run_kubelet(control_plane.kubeconfig_path(), settings).await?;
     Ok(Plane { control_plane, dial_map, _folder: folder })
+}
+
+/// The usual images, and the one model server of the fixtures that no simulation stands for.
+fn images(engine: PathBuf) -> ImageTable {
+    let mut images = ImageTable::with_engine(engine);
+    for rule in &mut images.rules {
+        rule.any_of.push("tritonserver".to_owned());
+    }
+    images
 }
 
 /// Runs the stand-in on a thread of its own: tests come and go with their runtimes, pods stay.
