@@ -8,6 +8,7 @@ use std::process::{ExitStatus, Output, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use gco_bed::table_server::{Kind, TableServer};
 use gco_bed::wait::until;
 use gco_local::instance::{DataFolder, InstanceState};
 use gco_local::loopback::LoopbackClient;
@@ -202,6 +203,20 @@ async fn the_sample_answers_from_every_region_and_then_everything_stops() {
     }
     nothing_is_left(&data).await;
     assert!(!data.join("local.json").exists(), "nothing runs, so nothing is told");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_table_may_be_a_server_that_speaks_dynamodb() {
+    let place = tempfile::tempdir().unwrap();
+    let data = place.path().join("data");
+    let server = TableServer::start(Kind::Ministack).await.unwrap();
+    let arguments = ["--region", "us-west-2", "--sample", "--then-stop", "--dynamodb-endpoint", &server.url()];
+    let output = run(&data, "up", &arguments).await;
+    let (said, told) = (words(&output.stdout), words(&output.stderr));
+    assert!(output.status.success(), "{said}{told}");
+    assert!(said.contains("us-west-2 > Region us-west-2, pod sample-"), "{said}");
+    assert!(!DataFolder::open(&data).unwrap().table_file().exists(), "there is a table file, too");
+    server.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -11,7 +11,7 @@ use gco_runtime::clock::{Clock as _, SystemClock};
 use super::images::PodFault;
 use super::run;
 use super::status::{Activity, Snapshot, Termination};
-use super::{Behaviour, FAULT_KEY, Shared};
+use super::{Behaviour, Shared};
 use crate::engine::{EngineArguments, Fault};
 
 /// How long an image that cannot be pulled rests between two tries, as its status shows it.
@@ -52,7 +52,7 @@ pub(super) enum RunEnd {
 impl ContainerLife {
     pub(super) async fn run(mut self) {
         let image = self.container.image.clone().unwrap_or_default();
-        let fault = self.fault(&image);
+        let fault = PodFault::asked(&self.pod.metadata, &image);
         let known = match self.which {
             // An init container that is known has succeeded without a life.
             Which::Init(_) => false,
@@ -125,13 +125,6 @@ impl ContainerLife {
     pub(super) async fn rests(&mut self, time: Duration) -> bool {
         let asked = self.stop.wait_for(Option::is_some);
         tokio::time::timeout(time, asked).await.is_ok()
-    }
-
-    /// The fault that the pod asks for in its metadata, or its image in its tag.
-    fn fault(&self, image: &str) -> Option<PodFault> {
-        let metadata = &self.pod.metadata;
-        let asked = [&metadata.annotations, &metadata.labels].into_iter().flatten().find_map(|map| map.get(FAULT_KEY));
-        asked.and_then(|asked| PodFault::parse(asked)).or_else(|| PodFault::of_image(image))
     }
 
     /// The fault that an engine would have: asked for by the pod, a variable, or the model's name.

@@ -2,6 +2,9 @@
 
 use std::path::PathBuf;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use super::FAULT_KEY;
 use crate::engine::Fault;
 
 /// How a program is told where to listen.
@@ -85,6 +88,13 @@ pub(super) enum PodFault {
 }
 
 impl PodFault {
+    /// The fault that a pod asks for in its metadata, or its container's image in its tag.
+    pub(super) fn asked(metadata: &ObjectMeta, image: &str) -> Option<Self> {
+        let maps = [&metadata.annotations, &metadata.labels];
+        let asked = maps.into_iter().flatten().find_map(|map| map.get(FAULT_KEY));
+        asked.and_then(|asked| Self::parse(asked)).or_else(|| Self::of_image(image))
+    }
+
     /// Reads the value of `gco.io/simulated-fault`: `pull`, `crash`, `never-ready`, or whatever
     /// [`Fault::parse`] reads.
     pub(super) fn parse(text: &str) -> Option<Self> {
@@ -125,6 +135,17 @@ mod tests {
         }
         assert!(table.initializes("public.ecr.aws/aws-cli/aws-cli:2.36.44@sha256:e846"));
         assert!(!table.initializes("busybox"));
+    }
+
+    #[test]
+    fn an_annotation_or_a_label_may_ask_for_a_fault() {
+        let with = |value: &str| Some([(FAULT_KEY.to_owned(), value.to_owned())].into());
+        let annotated = ObjectMeta { annotations: with("pull"), labels: with("crash"), ..ObjectMeta::default() };
+        assert_eq!(PodFault::asked(&annotated, "vllm"), Some(PodFault::Pull));
+        let labelled = ObjectMeta { labels: with("crash"), ..ObjectMeta::default() };
+        let crash = PodFault::Engine(Fault::CrashAtStart { exit_code: 1 });
+        assert_eq!(PodFault::asked(&labelled, "vllm:fault-pull"), Some(crash));
+        assert_eq!(PodFault::asked(&ObjectMeta::default(), "vllm"), None);
     }
 
     #[test]
