@@ -283,7 +283,13 @@ impl DynamoDbTable {
                     // none to send.
                     let row = match sent_along {
                         Some(row) => Some(row),
-                        None => self.strongly(transition, budget).await?,
+                        None => {
+                            let looked = self.strongly(transition, budget).await;
+                            // What refused this request may have been our own earlier one.
+                            looked.map_err(
+                                |error| if in_doubt { unknown(operation, &error.to_string()) } else { error },
+                            )?
+                        }
                     };
                     if !in_doubt {
                         return Ok(Outcome::Refused(row));
