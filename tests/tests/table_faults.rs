@@ -1,5 +1,6 @@
 //! Throttling, 500s, lost answers and late writes before real table servers: what the client is told is true, and no write
 //! takes effect twice.
+#![allow(clippy::unwrap_used, reason = "a test may end in a panic")]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -56,9 +57,17 @@ async fn all_cases(server_name: &'static str, server: &TableServer) {
     for (((fault, meddled), told), count) in &told {
         let (writes, reads) = requests.get(&(*fault, *meddled)).copied().unwrap_or_default();
         let meddled = if *meddled { "another writer" } else { "alone" };
-        println!("  {fault:<14?} {meddled:<14} {told:<8?} {count:>3}   (requests at most: {writes} writes, {reads} reads)");
+        println!(
+            "  {fault:<14?} {meddled:<14} {told:<8?} {count:>3}   (requests at most: {writes} writes, {reads} reads)"
+        );
     }
-    assert!(problems.is_empty(), "{server_name}: {} of {} cases:\n{}", problems.len(), cases.len(), problems.join("\n"));
+    assert!(
+        problems.is_empty(),
+        "{server_name}: {} of {} cases:\n{}",
+        problems.len(),
+        cases.len(),
+        problems.join("\n")
+    );
     // Alone, a fault is mended: by sending again what was not done, by looking at what was.
     let alone = told.iter().filter(|(((_, meddled), _), _)| !meddled);
     assert!(alone.clone().all(|((_, told), _)| *told == Told::Applied), "{told:?}");
@@ -90,7 +99,8 @@ fn effects(exchanges: &[Exchange]) -> usize {
 }
 
 /// Little time, so that an outage outlasts it.
-const IMPATIENT: Times = Times { call: std::time::Duration::from_secs(5), total: std::time::Duration::from_millis(1500) };
+const IMPATIENT: Times =
+    Times { call: std::time::Duration::from_secs(5), total: std::time::Duration::from_millis(1500) };
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_table_that_throttles_for_longer_than_the_total_time_is_reported_as_throttled_and_unchanged() {
@@ -169,7 +179,8 @@ async fn a_second_request_that_meets_the_late_first_one_is_not_reported_as_not_d
         });
         let arriving = async {
             let bound = std::time::Duration::from_secs(20);
-            let writes = |exchanges: &[Exchange]| exchanges.iter().filter(|e| e.request.is_write()).cloned().collect::<Vec<_>>();
+            let writes =
+                |exchanges: &[Exchange]| exchanges.iter().filter(|e| e.request.is_write()).cloned().collect::<Vec<_>>();
             gco_bed::wait::until("the second request", bound, || {
                 let count = writes(&bed.proxy.exchanges_since(mark)).len();
                 std::future::ready(if count >= 2 { Ok(()) } else { Err(format!("{count} writes")) })
@@ -190,6 +201,10 @@ async fn a_second_request_that_meets_the_late_first_one_is_not_reported_as_not_d
             Ok(Outcome::Refused(_)) => false,
         };
         let log: Vec<_> = exchanges.iter().map(Exchange::summary).collect();
-        assert!(true_to_the_row, "{server_name}: the row was written, and the client was told {outcome:?}; {}", log.join("; "));
+        assert!(
+            true_to_the_row,
+            "{server_name}: the row was written, and the client was told {outcome:?}; {}",
+            log.join("; ")
+        );
     }
 }

@@ -1,4 +1,5 @@
 //! Of several writers with one condition exactly one wins, on every backend.
+#![allow(clippy::unwrap_used, reason = "a test may end in a panic")]
 
 use std::process::Stdio;
 use std::sync::Arc;

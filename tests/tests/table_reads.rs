@@ -1,4 +1,5 @@
 //! Full reads, start-up checks and errors by category, on real table servers and behind the rewriting proxy.
+#![allow(clippy::unwrap_used, reason = "a test may end in a panic")]
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -33,7 +34,8 @@ async fn fill(table: &dyn Table) {
 }
 
 fn assert_complete(backend: &str, read: &FullRead) {
-    let names: BTreeSet<_> = read.items.iter().filter_map(|item| item.get("endpoint_name")).filter_map(Value::as_str).collect();
+    let names: BTreeSet<_> =
+        read.items.iter().filter_map(|item| item.get("endpoint_name")).filter_map(Value::as_str).collect();
     assert_eq!((read.items.len(), names.len()), (ROWS, ROWS), "{backend}");
 }
 
@@ -235,9 +237,18 @@ async fn a_row_that_grows_over_400_kb_is_refused_clearly_and_nothing_changes() {
         };
         let error = backend.table.execute(&growing).await.unwrap_err();
         assert_eq!(error.category, ErrorCategory::Invalid, "{}: {error}", backend.name);
-        assert!(error.message.to_lowercase().contains("size") || error.message.contains("bytes"), "{}: {error}", backend.name);
+        assert!(
+            error.message.to_lowercase().contains("size") || error.message.contains("bytes"),
+            "{}: {error}",
+            backend.name
+        );
         println!("{}: {error}", backend.name);
-        assert_eq!(backend.table.get("large", Consistency::Strong).await.unwrap(), Some(whole(250)), "{}", backend.name);
+        assert_eq!(
+            backend.table.get("large", Consistency::Strong).await.unwrap(),
+            Some(whole(250)),
+            "{}",
+            backend.name
+        );
     }
 }
 

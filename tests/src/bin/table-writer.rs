@@ -7,13 +7,15 @@ use std::io::{BufRead as _, Write as _};
 use std::path::Path;
 
 use anyhow::Context as _;
-use gco_tests::tables::races::{Racer, Raced};
 use gco_store::embedded::EmbeddedTable;
+use gco_tests::tables::races::{Raced, Racer};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> anyhow::Result<()> {
     let mut arguments = std::env::args().skip(1);
-    let mut argument = |what: &str| arguments.next().with_context(|| format!("usage: table-writer <file> <endpoint> <number>: no {what}"));
+    let mut argument = |what: &str| {
+        arguments.next().with_context(|| format!("usage: table-writer <file> <endpoint> <number>: no {what}"))
+    };
     let file = argument("file")?;
     let name = argument("endpoint")?;
     let number = argument("number")?.parse()?;

@@ -52,7 +52,8 @@ impl Servers {
     /// # Errors
     /// A server that cannot be installed or started.
     pub async fn start() -> anyhow::Result<Self> {
-        let (ministack, dynalite) = tokio::try_join!(TableServer::start(Kind::Ministack), TableServer::start(Kind::Dynalite))?;
+        let (ministack, dynalite) =
+            tokio::try_join!(TableServer::start(Kind::Ministack), TableServer::start(Kind::Dynalite))?;
         Ok(Self { ministack, dynalite, folder: tempfile::tempdir()? })
     }
 

@@ -21,7 +21,7 @@ pub enum Capability {
     ReplicaConsistency,
     /// Rows can end by themselves (TTL).
     TimeToLive,
-    /// Reads count units by size: 15 strong, 7.5 eventual for a row of 60 KB; a transactional unit is not probed.
+    /// Reads count units by size: 15 strong, 7.5 eventual for a row of 60 KB.
     UnitsOfReads,
     /// Writes count units by size: 60 for a row of 60 KB.
     UnitsOfWrites,
@@ -129,7 +129,8 @@ impl Probe {
             Capability::UnitsOfReads => {
                 self.put_large("sized").await?;
                 let read = |strong: bool| async move {
-                    let body = json!({"Key": key("sized"), "ConsistentRead": strong, "ReturnConsumedCapacity": "TOTAL"});
+                    let body =
+                        json!({"Key": key("sized"), "ConsistentRead": strong, "ReturnConsumedCapacity": "TOTAL"});
                     self.call("GetItem", body).await.map(|answer| units(&answer))
                 };
                 read(true).await? == Some(15.0) && read(false).await? == Some(7.5)
@@ -148,9 +149,7 @@ impl Probe {
                 let deep = (0..40).fold(json!({"S": "bottom"}), |inner, _| json!({"M": {"a": inner}}));
                 self.refuses(item("deep", json!({"x": deep}))).await?
             }
-            Capability::SizeLimit => {
-                self.refuses(item("large", json!({"x": {"S": "x".repeat(400 * 1024)}}))).await?
-            }
+            Capability::SizeLimit => self.refuses(item("large", json!({"x": {"S": "x".repeat(400 * 1024)}}))).await?,
             Capability::NumberLimit => self.refuses(item("number", json!({"x": {"N": "1".repeat(39)}}))).await?,
             Capability::NumberForm => {
                 self.put(item("number", json!({"x": {"N": "8000.0"}}))).await?;

@@ -210,7 +210,10 @@ pub async fn run(bed: &FaultBed, name: &str, kind: Kind, fault: Fault, meddled: 
 ///
 /// # Errors
 /// When one is not.
-pub async fn settled(proxy: &RewritingProxy, mark: gco_bed::rewriting_proxy::ProxyMark) -> anyhow::Result<Vec<Exchange>> {
+pub async fn settled(
+    proxy: &RewritingProxy,
+    mark: gco_bed::rewriting_proxy::ProxyMark,
+) -> anyhow::Result<Vec<Exchange>> {
     let all = wait::until("all requests to be dealt with", BOUND, || {
         let exchanges = proxy.exchanges_since(mark);
         let open: Vec<_> = exchanges.iter().filter(|exchange| !is_settled(exchange)).map(Exchange::summary).collect();
@@ -260,7 +263,11 @@ fn replay(
     let mut reference = before.clone();
     for write in order.into_iter().flatten() {
         let expected = reference.execute(write);
-        ensure!(matches!(expected, Expected::Applied(_)), "{:?} cannot have taken effect: {expected:?}", write.operation);
+        ensure!(
+            matches!(expected, Expected::Applied(_)),
+            "{:?} cannot have taken effect: {expected:?}",
+            write.operation
+        );
     }
     let expected = reference.row(&transition.name);
     ensure!(expected == row, "the row is not what its writes make of it: {}", difference(expected, row));

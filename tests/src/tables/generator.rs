@@ -24,13 +24,28 @@ const REMEMBERED_READS: usize = 4;
 const REMEMBERED_PASTS: usize = 12;
 /// How often an actor acts on such a past, in percent, by what stands there now: nothing (otherwise the row is made again
 /// before anybody can miss it), a row that is being deleted, a live row.
-const PAST_PERCENT: (usize, usize, usize) = (75, 35, 18);
+const LATECOMER_PERCENT: (usize, usize, usize) = (92, 36, 16);
 /// How often an actor learns of a write of somebody else, in percent.
 const OVERHEARD_PERCENT: usize = 30;
 /// How often an actor reads the row again just before it acts, in percent: the rest acts on an old read.
 const FRESH_PERCENT: usize = 55;
 /// Operations that the row's state forbids are drawn again; after so many the actor just reads.
 const MOST_DRAWS: usize = 20;
+/// What somebody who comes late tries, by weight: those most that few rows allow.
+const LATECOMERS: [(usize, Attempt); 12] = [
+    (6, Attempt::BackFill),
+    (3, Attempt::Promote),
+    (5, Attempt::Start),
+    (3, Attempt::Pause),
+    (5, Attempt::Observe),
+    (4, Attempt::Scale),
+    (2, Attempt::Purge),
+    (2, Attempt::UpdateSpec),
+    (2, Attempt::ChangeTargets),
+    (1, Attempt::Acknowledge),
+    (1, Attempt::Stop),
+    (1, Attempt::DeleteWithLabel),
+];
 /// Labels that rows carry and that deletions ask for.
 const LABELS: [(&str, &str); 3] = [("team", "search"), ("team", "vision"), ("tier", "gold")];
 
@@ -110,6 +125,9 @@ impl Generator {
         // Writers' clocks differ by seconds, in both directions; a version grows all the same.
         let skew = i64::try_from(self.seed.below(9))? - 4;
         let now = self.now.saturating_add(skew.seconds())?;
+        if let Some(transition) = self.latecomer(actor, &name, reference, now)? {
+            return Ok((actor, Step::Execute(Box::new(transition))));
+        }
         for _ in 0..MOST_DRAWS {
             let snapshot = self.snapshot(actor, &name, reference);
             let row = snapshot.map(EndpointRow::parse).transpose().map_err(|problem| anyhow::anyhow!("{problem}"))?;
@@ -137,7 +155,11 @@ impl Generator {
         let (Some(row), Some(memory)) = (row, self.memories.get_mut(actor)) else { return };
         let Some(name) = row.get("endpoint_name").and_then(Value::as_str) else { return };
         let Memory { reads, pasts } = memory.entry(name.to_owned()).or_default();
-        let era = |row: &Item| (row.get("created_at").cloned(), row.get("desired_state").cloned());
+        let unversioned = |entry: &Value| entry.at(&["last_sync"]).is_none();
+        let from_before = |row: &Item| {
+            row.get("region_status").and_then(Value::as_map).is_some_and(|entries| entries.values().any(unversioned))
+        };
+        let era = |row: &Item| (row.get("created_at").cloned(), row.get("desired_state").cloned(), from_before(row));
         pasts.retain(|past| era(past) != era(row));
         pasts.push_back(row.clone());
         while pasts.len() > REMEMBERED_PASTS {
@@ -149,21 +171,50 @@ impl Generator {
         }
     }
 
+    fn memory(&self, actor: usize, name: &str) -> Memory {
+        self.memories.get(actor).and_then(|memory| memory.get(name)).cloned().unwrap_or_default()
+    }
+
+    /// Sometimes: an operation of any kind, on a row as it once stood. Kinds are tried in random order, each on every past,
+    /// so that the rare ones are as frequent as the common ones.
+    fn latecomer(
+        &mut self,
+        actor: usize,
+        name: &str,
+        reference: &Reference,
+        now: Timestamp,
+    ) -> anyhow::Result<Option<Transition>> {
+        let deleted = |row: &Item| row.get("desired_state").and_then(Value::as_str) == Some("deleted");
+        let mooncake = reference.row(name).and_then(|row| row.get("spec")?.at(&["mooncake"])).is_some();
+        let percent = match reference.row(name) {
+            None => LATECOMER_PERCENT.0,
+            Some(row) if deleted(row) || mooncake => LATECOMER_PERCENT.1,
+            Some(_) => LATECOMER_PERCENT.2,
+        };
+        let mut pasts = Vec::from(self.memory(actor, name).pasts);
+        if pasts.is_empty() || !self.seed.chance(percent) {
+            return Ok(None);
+        }
+        // Scaling asks whether the row became a Mooncake endpoint since: rare, unless somebody waits for it.
+        let mut attempts = if mooncake { vec![(1, Attempt::Scale)] } else { LATECOMERS.to_vec() };
+        while let Some(attempt) = self.seed.pick_weighted(&attempts).copied() {
+            attempts.retain(|(_, other)| *other != attempt);
+            let start = self.seed.below(pasts.len());
+            pasts.rotate_left(start);
+            for past in &pasts {
+                let row = EndpointRow::parse(past.clone()).map_err(|problem| anyhow::anyhow!("{problem}"))?;
+                if let Some(transition) = self.build(attempt, name, Some(&row), now)? {
+                    return Ok(Some(transition));
+                }
+            }
+        }
+        Ok(None)
+    }
+
     /// The row as the actor believes it to be.
     fn snapshot(&mut self, actor: usize, name: &str, reference: &Reference) -> Option<Item> {
         let current = reference.row(name);
-        let Memory { reads, pasts } =
-            self.memories.get(actor).and_then(|memory| memory.get(name)).cloned().unwrap_or_default();
-        let deleted = |row: &Item| row.get("desired_state").and_then(Value::as_str) == Some("deleted");
-        let percent = match current {
-            None => PAST_PERCENT.0,
-            Some(row) if deleted(row) => PAST_PERCENT.1,
-            Some(_) => PAST_PERCENT.2,
-        };
-        if !pasts.is_empty() && self.seed.chance(percent) {
-            let index = self.seed.below(pasts.len());
-            return pasts.get(index).cloned();
-        }
+        let reads = self.memory(actor, name).reads;
         if reads.is_empty() || current.is_none() || self.seed.chance(FRESH_PERCENT) {
             self.remember(actor, current);
             return current.cloned();
@@ -238,9 +289,10 @@ impl Generator {
     /// An ordinary observation of a live row; sometimes the confirmation of a region that was removed.
     fn observe(&mut self, row: &EndpointRow, region: &str, now: Timestamp) -> Option<Transition> {
         let states = [State::Creating, State::Running, State::Running, State::Stopping, State::Stopped, State::Failed];
+        // Only rows from before compare-and-set have such entries.
         let unversioned = row.region_status.iter().find(|(_, entry)| entry.last_sync.is_none());
         let region = match unversioned {
-            Some((unversioned, _)) if self.seed.chance(60) && row.is_target(unversioned) => unversioned,
+            Some((unversioned, _)) if self.seed.chance(90) && row.is_target(unversioned) => unversioned,
             _ => region,
         };
         let authority = StatusAuthority::Live {
@@ -300,19 +352,19 @@ impl Generator {
         }
         if self.seed.chance(90) {
             let mut status = Item::new();
-            if self.seed.chance(80) {
+            if self.seed.chance(90) {
                 let entry = RegionEntry::new(State::Running).to_item();
                 status.insert(regions.first().cloned().unwrap_or_default(), Value::Map(entry));
             }
             item.insert("region_status".to_owned(), Value::Map(status));
         }
-        if self.seed.chance(40) {
+        if self.seed.chance(60) {
             item.insert("lifecycle_id".to_owned(), Value::String(self.seed.token()));
         }
         if self.seed.chance(30) {
             item.insert("cleanup_regions".to_owned(), list);
         }
-        if self.seed.chance(30) {
+        if self.seed.chance(50) {
             let tokens = regions.iter().map(|region| (region.clone(), Value::String(self.seed.token()))).collect();
             item.insert("region_generations".to_owned(), Value::Map(tokens));
         }
@@ -349,21 +401,22 @@ impl Generator {
 
 /// How often each attempt is made on a row as the actor believes it to be.
 fn weights(row: Option<&EndpointRow>) -> Vec<(usize, Attempt)> {
-    let Some(row) = row else { return vec![(6, Attempt::Create), (4, Attempt::LegacyRow)] };
+    let Some(row) = row else { return vec![(6, Attempt::Create), (5, Attempt::LegacyRow)] };
     let legacy = usize::from(!row.lifecycle_complete());
     let deleted = row.desired_state == DesiredState::Deleted;
+    let unversioned = row.region_status.values().any(|entry| entry.last_sync.is_none());
     let live = [
         (2, Attempt::Create),
         (16 * legacy, Attempt::BackFill),
-        (4, Attempt::Stop),
-        (4, Attempt::Delete),
-        (5, Attempt::DeleteWithLabel),
+        (10, Attempt::Stop),
+        (6, Attempt::Delete),
+        (7, Attempt::DeleteWithLabel),
         (2, Attempt::Deploy),
-        (9, Attempt::Promote),
+        (12, Attempt::Promote),
         (18, Attempt::Start),
         (6, Attempt::UpdateSpec),
         (9, Attempt::Scale),
-        (8, Attempt::Observe),
+        (if unversioned { 40 } else { 14 }, Attempt::Observe),
         (6, Attempt::ChangeTargets),
         (4, Attempt::Pause),
     ];
@@ -374,8 +427,8 @@ fn weights(row: Option<&EndpointRow>) -> Vec<(usize, Attempt)> {
         (1, Attempt::DeleteWithLabel),
         (1, Attempt::UpdateSpec),
         (1, Attempt::Pause),
-        (14, Attempt::Acknowledge),
-        (20, Attempt::Purge),
+        (18, Attempt::Acknowledge),
+        (30, Attempt::Purge),
     ];
     if deleted { dying.to_vec() } else { live.to_vec() }
 }

@@ -140,7 +140,10 @@ mod tests {
             (Condition::Exists(path("endpoint_name")), "endpoint_name exists"),
             (Condition::Equals(path("region_generations.eu-west-1"), token()), "region_generations.<region> = as read"),
             (Condition::Equals(path("labels.team"), Value::String("a".into())), "labels.<label> = as read"),
-            (Condition::Equals(path("spec.autoscaling.enabled"), Value::Bool(false)), "spec.autoscaling.enabled = false"),
+            (
+                Condition::Equals(path("spec.autoscaling.enabled"), Value::Bool(false)),
+                "spec.autoscaling.enabled = false",
+            ),
             (
                 Condition::Equals(path("region_status.a.state"), Value::String("deleted".into())),
                 "region_status.<region>.state = deleted",

@@ -61,7 +61,8 @@ impl RawClient {
             .header("x-amz-date", "20260101T000000Z")
             .header("authorization", AUTHORIZATION)
             .body(Full::new(Bytes::from(body.to_string())))?;
-        let response = self.client.request(request).await.with_context(|| format!("{operation} at {}", self.endpoint))?;
+        let response =
+            self.client.request(request).await.with_context(|| format!("{operation} at {}", self.endpoint))?;
         let status = response.status().as_u16();
         let bytes = response.into_body().collect().await?.to_bytes();
         let body = if bytes.is_empty() {

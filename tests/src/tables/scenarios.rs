@@ -131,7 +131,8 @@ impl Scenarios {
             };
             return Ok(transition::create(&request, now, &mut || self.seed.token())?);
         }
-        let row = EndpointRow::parse(row.cloned().context("there is no row")?).map_err(|problem| anyhow::anyhow!("{problem}"))?;
+        let row = EndpointRow::parse(row.cloned().context("there is no row")?)
+            .map_err(|problem| anyhow::anyhow!("{problem}"))?;
         let spec = specs::spec(Shape::Plain, &mut self.seed)?;
         let replicas = i64::try_from(self.seed.below(500))? + 1;
         let seed = &mut self.seed;

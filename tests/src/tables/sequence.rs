@@ -173,7 +173,8 @@ pub fn difference(expected: Option<&Item>, found: Option<&Item>) -> String {
         let side = |row: Option<&Item>| row.map_or("no row".to_owned(), |row| item_to_dynamodb_json(row).to_string());
         return format!("expected {}, found {}", side(expected), side(found));
     };
-    let side = |row: &Item, name: &String| row.get(name).map_or("nothing".to_owned(), |v| v.to_dynamodb_json().to_string());
+    let side =
+        |row: &Item, name: &String| row.get(name).map_or("nothing".to_owned(), |v| v.to_dynamodb_json().to_string());
     let names: std::collections::BTreeSet<_> = expected.keys().chain(found.keys()).collect();
     let differing = names.into_iter().filter(|name| expected.get(*name) != found.get(*name));
     differing
@@ -198,5 +199,31 @@ fn describe(step: &Step) -> String {
             let Transition { operation, name, condition, write, .. } = &**transition;
             format!("{operation:?} {name} if {condition:?} then {write:?}")
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn figures(seeds: std::ops::RangeInclusive<u64>) -> Figures {
+        let mut figures = Figures::default();
+        for seed in seeds {
+            figures.add(&run(seed, &[]).await.unwrap());
+        }
+        figures
+    }
+
+    #[tokio::test]
+    async fn five_hundred_sequences_show_every_predicate_true_and_false_a_hundred_times() {
+        let figures = figures(1..=500).await;
+        let rare = figures.predicates.seen_less_than(100);
+        assert!(rare.is_empty(), "{rare:#?}");
+    }
+
+    #[tokio::test]
+    async fn a_seed_gives_the_same_sequence_again() {
+        assert_eq!(figures(7..=9).await, figures(7..=9).await);
+        assert_ne!(figures(7..=9).await, figures(8..=10).await);
     }
 }

@@ -21,13 +21,8 @@ pub enum Shape {
 }
 
 /// Every shape, with how often the generator takes it.
-pub const SHAPES: [(usize, Shape); 5] = [
-    (5, Shape::Plain),
-    (3, Shape::Autoscaled),
-    (4, Shape::AutoscalingOff),
-    (4, Shape::Mooncake),
-    (2, Shape::Canary),
-];
+pub const SHAPES: [(usize, Shape); 5] =
+    [(5, Shape::Plain), (3, Shape::Autoscaled), (4, Shape::AutoscalingOff), (6, Shape::Mooncake), (2, Shape::Canary)];
 
 /// A valid spec of a shape; `seed` varies image, replicas and environment.
 ///
@@ -37,14 +32,12 @@ pub fn spec(shape: Shape, seed: &mut Seed) -> anyhow::Result<Value> {
     let mut spec = json!({
         "image": format!("vllm/vllm-openai:v0.{}.0", seed.below(40)),
         "port": 8000,
-        "replicas": seed.below(5),
+        "replicas": seed.below(5) + 1,
         "gpu_count": 1,
         "health_check_path": "/health",
         "env": {"MODEL": format!("model-{}", seed.below(1000))},
     });
-    let autoscaling = |enabled: bool| {
-        json!({"enabled": enabled, "min_replicas": 1, "max_replicas": 4, "metrics": [{"type": "cpu", "target": 70}]})
-    };
+    let autoscaling = |enabled: bool| json!({"enabled": enabled, "min_replicas": 1, "max_replicas": 4, "metrics": [{"type": "cpu", "target": 70}]});
     match shape {
         Shape::Plain => {}
         Shape::Autoscaled => insert(&mut spec, "autoscaling", autoscaling(true)),
