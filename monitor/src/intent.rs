@@ -132,10 +132,12 @@ pub fn decide(row: &EndpointRow, context: &RegionContext<'_>) -> Intent {
         // Every fence ends in a condition on the row's version. The original reconciled such rows without any fence.
         return Intent::Unusable { reason: reason::NO_VERSION };
     }
-    let paused = context.frozen || row.paused;
     if row.desired_state == DesiredState::Deleted {
-        return of_deleted(row, context, paused);
+        // A pause of the row ends with its deletion: nobody can resume a deleted row, so it would stay for ever. A frozen
+        // region still changes nothing.
+        return of_deleted(row, context, context.frozen);
     }
+    let paused = context.frozen || row.paused;
     if !row.is_target(context.region) {
         return of_removed_region(row, context, paused);
     }
@@ -216,14 +218,13 @@ fn of_serving(row: &EndpointRow, context: &RegionContext<'_>, identity: RowIdent
         Ok(checked) => checked,
         Err(problems) => return reject(reason::INVALID_SPEC, problems),
     };
-    let colliding = name::colliding(&row.name, context.other_names.iter().map(String::as_str));
+    let colliding = name::yields_to(&row.name, context.other_names.iter().map(String::as_str));
     if !colliding.is_empty() {
-        // Both sides are refused: which of the two owns the name cannot be told from the names.
         let problem = |other: &str| {
             FieldProblem::new(
                 "endpoint_name",
                 format!(
-                    "objects of the endpoint \"{other}\" could have the same names; delete one of the two endpoints"
+                    "must not be a name that the objects of the endpoint \"{other}\" can have; delete one of the two endpoints"
                 ),
             )
         };

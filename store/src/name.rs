@@ -99,6 +99,13 @@ pub fn collide(one: &str, other: &str) -> bool {
         || !group(one, &SECRET_SUFFIXES).is_disjoint(&group(other, &SECRET_SUFFIXES))
 }
 
+/// Those of `others` that `name` must yield to: their objects could collide with those of `name`, and they are the shorter
+/// name. A derived name is always longer than the one it derives from, so of `a` and `a-canary` only the second yields: a
+/// row that comes later cannot stop an endpoint that serves (D-5).
+pub fn yields_to<'a>(name: &str, others: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
+    others.into_iter().filter(|other| other.len() <= name.len() && collide(name, other)).collect()
+}
+
 /// Those of `others` whose objects could collide with those of `name`; `name` itself is passed over.
 pub fn colliding<'a>(name: &str, others: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
     others.into_iter().filter(|other| collide(name, other)).collect()
@@ -163,6 +170,14 @@ mod tests {
         let all = ["a", "a-canary", "b", "keda-hpa-a"];
         assert_eq!(colliding("a", all), ["a-canary", "keda-hpa-a"]);
         assert!(colliding("b", all).is_empty());
+    }
+
+    #[test]
+    fn only_the_derived_name_yields() {
+        let all = ["a", "a-canary", "b", "keda-hpa-a"];
+        assert!(yields_to("a", all).is_empty());
+        assert_eq!(yields_to("a-canary", all), ["a"]);
+        assert_eq!(yields_to("keda-hpa-a", all), ["a", "a-canary"]);
     }
 
     #[test]

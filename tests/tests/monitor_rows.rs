@@ -224,21 +224,17 @@ async fn a_row_with_everything_set_is_served_where_its_name_collides_with_nothin
 #[tokio::test(flavor = "multi_thread")]
 async fn a_name_with_a_reserved_suffix_beside_its_stem_is_refused_and_the_stem_is_served() -> anyhow::Result<()> {
     let region = Region::start().await?;
+    region.make_model_storage().await?;
     region.put_row(fixture("classic-full")?).await?;
     region.put_row(fixture("name-with-reserved-suffix")?).await?;
     let monitor = Monitor::leading(&region).await?;
-    const FATES: [(&str, Fate); 2] = [
-        ("chat-large", SERVED_FULL),
-        ("chat-large-proxy", Fate::Refused("NameCollision", &["endpoint_name", "\"chat-large\""])),
-    ];
-    for (endpoint, fate) in FATES {
-        wait::until(&format!("{endpoint} to be decided"), BOUND, || async {
-            met(&region, endpoint, fate, &Item::new()).await.map_err(|error| format!("{error:#}"))
-        })
-        .await
-        .with_context(|| monitor.described())?;
-    }
-    Ok(())
+    region.settled("chat-large").await?;
+    let refused = Fate::Refused("NameCollision", &["endpoint_name", "\"chat-large\""]);
+    wait::until("chat-large-proxy to be refused", BOUND, || async {
+        met(&region, "chat-large-proxy", refused, &Item::new()).await.map_err(|error| format!("{error:#}"))
+    })
+    .await
+    .with_context(|| monitor.described())
 }
 
 /// What the original made in the cluster for a row that is not served yet stays exactly as it is.

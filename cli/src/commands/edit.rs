@@ -114,9 +114,9 @@ pub async fn delete(given: &ConfirmedFlags, context: &mut Context<'_, '_, '_>) -
     let before = connection.read(name).await?;
     if before.desired_state != DesiredState::Deleted {
         if before.paused {
-            // A deleted row cannot be resumed, and paused regions remove nothing: the name would be blocked.
+            // Somebody asked that nothing be changed; a deletion would end that, and cannot be undone.
             return Err(Failure::refused(format!(
-                "Endpoint '{name}' is paused, so its regions would not remove it; run 'gco inference resume {name}' first"
+                "Endpoint '{name}' is paused, so nothing of it is changed; run 'gco inference resume {name}' first"
             )));
         }
         let regions = regions_in_words(&before);

@@ -1,6 +1,7 @@
 //! Rows that cannot be served as they are.
 
 use super::*;
+use gco_store::problem::FieldProblem;
 
 fn rejected(scene: &Scene, why: &str) -> RegionEntry {
     let Intent::Reject { reason, .. } = decide(&scene.row) else { panic!() };
@@ -94,9 +95,12 @@ fn a_split_endpoint_with_a_bad_edit_keeps_its_last_word() {
 #[test]
 fn a_collision_or_a_wrong_namespace_is_told_and_what_runs_goes_on() {
     let scene = Scene::of(1).pods(1, 0);
-    let others: BTreeSet<String> = ["chat-small-canary".to_owned()].into();
+    let others = BTreeSet::new();
     let context = RegionContext { region: REGION, namespace: NAMESPACE, other_names: &others, frozen: false };
-    let entry = scene.report_as(&gco_monitor::intent::decide(&scene.row, &context)).unwrap();
+    let Intent::Serve { identity, .. } = gco_monitor::intent::decide(&scene.row, &context) else { panic!("not served") };
+    let problems = vec![FieldProblem::new("endpoint_name", "is another endpoint's")];
+    let collision = Intent::Reject { identity, reason: reason::NAME_COLLISION, problems };
+    let entry = scene.report_as(&collision).unwrap();
     assert_eq!(entry.state, State::Running);
     assert_eq!(said(&entry, "Accepted"), ("False", "NameCollision"));
     assert!(entry.error.unwrap().starts_with("GCO-1003"));
