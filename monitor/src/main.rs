@@ -130,12 +130,12 @@ async fn run(config: Config) -> anyhow::Result<()> {
         tokio::spawn(async move { elector.run(give_up, move || caches.highest_term()).await })
     };
     let result = tokio::select! {
-        () = control::run(shared, stop) => Ok(()),
+        ended = control::run(shared, stop) => ended.map_err(anyhow::Error::from),
         // Without the task that renews and ends the claim nothing may go on.
         ended = &mut election => Err(anyhow::anyhow!("the leadership task ended by itself: {ended:?}")),
     };
     give_up.cancel();
-    if result.is_ok() && tokio::time::timeout(RELEASE_BOUND, election).await.is_err() {
+    if !election.is_finished() && tokio::time::timeout(RELEASE_BOUND, election).await.is_err() {
         tracing::warn!("the leadership task did not end in time");
     }
     last.cancel();

@@ -50,8 +50,16 @@ struct Controller {
     next_full_pass: BootTime,
 }
 
+/// A task that must run as long as the process does has ended.
+#[derive(Debug, thiserror::Error)]
+#[error("a task that feeds the control loop ended by itself: {0}")]
+pub struct TaskEnded(String);
+
 /// Runs until `stop`, then lets passes in flight finish, bounded in time.
-pub async fn run(shared: Arc<Shared>, stop: CancellationToken) {
+///
+/// # Errors
+/// When the table's feed or the heartbeat ended by itself: a process that goes on without them would only look alive.
+pub async fn run(shared: Arc<Shared>, stop: CancellationToken) -> Result<(), TaskEnded> {
     let (sender, heard) = watch::channel(0);
     let mut tasks = JoinSet::new();
     tasks.spawn(feed::run(shared.clone(), stop.clone()));
@@ -66,12 +74,20 @@ pub async fn run(shared: Arc<Shared>, stop: CancellationToken) {
         heard,
         next_full_pass,
     };
-    controller.run(&stop).await;
+    let result = tokio::select! {
+        biased;
+        () = controller.run(&stop) => Ok(()),
+        Some(ended) = tasks.join_next() => {
+            let why = ended.err().map_or_else(|| "without a reason".to_owned(), |error| error.to_string());
+            if stop.is_cancelled() { Ok(()) } else { Err(TaskEnded(why)) }
+        }
+    };
     let Controller { mut workers, .. } = controller;
     drain("passes", DRAIN_BOUND, async { while workers.join_next().await.is_some() {} }).await;
     // A pass that did not finish is abandoned here; its change counts as unanswered, so the Lease is not released early.
     workers.abort_all();
     tasks.abort_all();
+    result
 }
 
 impl Controller {
@@ -98,7 +114,8 @@ impl Controller {
                 () = stop.cancelled() => return,
                 Some(ended) = self.workers.join_next_with_id() => self.ended(ended),
                 () = leadership.changed() => {}
-                _ = self.heard.changed() => {}
+                // An error means that the heartbeat ended, which ends this loop from outside.
+                Ok(()) = self.heard.changed() => {}
                 () = shared.dirty_rows.arrived() => {}
                 () = shared.cluster.caches.dirty().arrived() => {}
                 () = tokio::time::sleep(sleep) => {}

@@ -144,6 +144,8 @@ impl Pass<'_> {
         for _ in 0..MOST_PLANS {
             let Some(observed) = shared.cluster.caches.observe(self.name) else { return Err(Self::not_synced()) };
             self.forget_futile(&observed);
+            // A failure that this plan is the answer to is over once the plan is empty.
+            self.done.failures.clear();
             let plan = self.plan(&held.row, intent, desired, &observed, away);
             if self.note_futile(&plan, &observed, &replaced) {
                 continue;
