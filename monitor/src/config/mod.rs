@@ -1,5 +1,7 @@
 //! Settings: from the environment, all checked before a port opens.
 
+pub mod reference;
+
 use std::path::PathBuf;
 use std::time::Duration;
 

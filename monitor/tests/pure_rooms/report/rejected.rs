@@ -97,7 +97,9 @@ fn a_collision_or_a_wrong_namespace_is_told_and_what_runs_goes_on() {
     let scene = Scene::of(1).pods(1, 0);
     let others = BTreeSet::new();
     let context = RegionContext { region: REGION, namespace: NAMESPACE, other_names: &others, frozen: false };
-    let Intent::Serve { identity, .. } = gco_monitor::intent::decide(&scene.row, &context) else { panic!("not served") };
+    let Intent::Serve { identity, .. } = gco_monitor::intent::decide(&scene.row, &context) else {
+        panic!("not served")
+    };
     let problems = vec![FieldProblem::new("endpoint_name", "is another endpoint's")];
     let collision = Intent::Reject { identity, reason: reason::NAME_COLLISION, problems };
     let entry = scene.report_as(&collision).unwrap();

@@ -1,0 +1,125 @@
+//! The generated pages are up to date, and what the pages claim to be tested is. `UPDATE_DOCUMENTS=1` writes them anew.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use gco_monitor::admin::telemetry::Telemetry;
+use gco_runtime::environment::Environment;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn is_up_to_date(page: &str, generated: &str) {
+    let path = root().join("docs").join(page);
+    if Environment::process().non_empty("UPDATE_DOCUMENTS").is_some() {
+        std::fs::write(&path, generated).unwrap();
+    }
+    let stored = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        stored == generated,
+        "docs/{page} is out of date: run UPDATE_DOCUMENTS=1 cargo test -p gco-tests --test documents"
+    );
+}
+
+/// Families, types, labels and help texts of the Prometheus text.
+fn metrics_page(text: &str) -> String {
+    let mut page = String::from(
+        "# Metrics of the monitor\n\nGenerated from the monitor's own `/metrics`; do not edit.\n\nThe first two families have the \
+         names and labels that existing dashboards read.\n\n| Family | Type | Labels | Meaning |\n|---|---|---|---|\n",
+    );
+    let mut families: Vec<(String, String, String, String)> = Vec::new();
+    for line in text.lines() {
+        if let Some((name, help)) = line.strip_prefix("# HELP ").and_then(|rest| rest.split_once(' ')) {
+            families.push((name.to_owned(), String::new(), String::new(), help.to_owned()));
+        } else if let Some((_, kind)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' ')) {
+            families.last_mut().unwrap().1 = kind.to_owned();
+        } else if let Some(family) = families.last_mut().filter(|family| family.2.is_empty()) {
+            let labels =
+                line.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map_or("", |(labels, _)| labels);
+            let names = labels.split("\",").filter_map(|label| label.split_once('=').map(|(name, _)| name.trim()));
+            let names: Vec<String> = names.filter(|name| *name != "le").map(|name| format!("`{name}`")).collect();
+            family.2 = if names.is_empty() { " ".to_owned() } else { names.join(", ") };
+        }
+    }
+    families.sort_by_key(|(name, ..)| (name.starts_with("gco_monitor_"), name.clone()));
+    for (name, kind, labels, help) in families {
+        page.push_str(&format!("| `{name}` | {kind} | {labels} | {help} |\n"));
+    }
+    page
+}
+
+#[test]
+fn the_configuration_page_is_up_to_date() {
+    is_up_to_date("configuration.md", &gco_monitor::config::reference::page());
+}
+
+#[test]
+fn the_metrics_page_is_up_to_date_and_names_every_family() {
+    let telemetry = Telemetry::new().unwrap();
+    let page = metrics_page(&telemetry.render().unwrap());
+    assert!(page.matches("\n| `gco_").count() > 20, "{page}");
+    is_up_to_date("metrics.md", &page);
+}
+
+/// Names of all functions in the project's Rust sources.
+fn functions() -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    let mut folders: Vec<PathBuf> =
+        ["store", "infra", "monitor", "cli", "tests"].iter().map(|folder| root().join(folder)).collect();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let source = std::fs::read_to_string(&path).unwrap();
+                let declared = source.split("fn ").skip(1).filter_map(|rest| rest.split(['(', '<']).next());
+                names.extend(declared.map(str::to_owned));
+            }
+        }
+    }
+    names
+}
+
+#[test]
+fn every_weakness_of_the_page_names_a_test_that_exists() {
+    let page = std::fs::read_to_string(root().join("docs/weaknesses.md")).unwrap();
+    let functions = functions();
+    let rows: Vec<&str> = page.lines().filter(|line| line.starts_with("| D-")).collect();
+    assert!(rows.len() >= 30, "{} rows", rows.len());
+    for row in rows {
+        let tests = row.rsplit('|').nth(1).unwrap_or_default();
+        let named: Vec<&str> = tests.split('`').skip(1).step_by(2).collect();
+        assert!(!named.is_empty(), "no test in: {row}");
+        for name in named {
+            assert!(functions.contains(name), "no test is called {name}: {row}");
+        }
+    }
+}
+
+#[test]
+fn links_between_pages_lead_somewhere() {
+    let mut pages: Vec<PathBuf> =
+        vec![root().join("README.md"), root().join("infra/local/README.md"), root().join("infra/bed/README.md")];
+    let mut folders = vec![root().join("docs")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() { folders.push(path) } else { pages.push(path) }
+        }
+    }
+    let mut links = 0;
+    for page in pages {
+        let text = std::fs::read_to_string(&page).unwrap();
+        for target in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            if target.contains("://") || target.starts_with('#') {
+                continue;
+            }
+            let file = target.split('#').next().unwrap();
+            assert!(page.parent().unwrap().join(file).exists(), "{}: {target}", page.display());
+            links += 1;
+        }
+    }
+    assert!(links > 10, "{links}");
+}
