@@ -9,11 +9,11 @@ use gco_bed::table_server::TableServer;
 use gco_bed::wait;
 use gco_store::table::{Consistency, ErrorCategory, Outcome, Table, TableError};
 use gco_store::transition::Transition;
-use gco_store::wire::Item;
+use gco_store::wire::{Item, Value};
 
 use super::backends::{Times, connect};
 use super::reference::{Expected, Reference};
-use super::scenarios::{Kind, Scenarios};
+use super::scenarios::{Kind, Scenarios, desired_state};
 use super::sequence::difference;
 
 /// How long the proxy's record may take to show what is waited for.
@@ -201,7 +201,7 @@ pub async fn run(bed: &FaultBed, name: &str, kind: Kind, fault: Fault, meddled: 
     replay(&before, &transition, effects, other.as_ref(), fault.is_after(), row.as_ref()).with_context(log)?;
     if other.is_none() {
         let answered = matches!(&outcome, Ok(Outcome::Applied(answer)) if *answer == row);
-        ensure!(answered, "nobody else wrote, and the answer was {outcome:?}; {}", log());
+        ensure!(answered, "nobody else wrote, and the client was told: {}; {}", in_short(&outcome), log());
     }
     Ok(Case { told, writes: writes.len(), reads: exchanges.len() - writes.len() })
 }
@@ -230,9 +230,22 @@ fn is_settled(exchange: &Exchange) -> bool {
     if passed_on { answered } else { exchange.finished }
 }
 
+fn in_short(outcome: &Result<Outcome, TableError>) -> String {
+    let row = |row: &Option<Item>| {
+        let version = row.as_ref().and_then(|row| row.get("updated_at")).and_then(Value::as_str).unwrap_or("none");
+        format!("{} of version {version}", desired_state(row.as_ref()))
+    };
+    match outcome {
+        Ok(Outcome::Applied(applied)) => format!("applied, row {}", row(applied)),
+        Ok(Outcome::Refused(refused)) => format!("refused, row {}", row(refused)),
+        Err(error) => format!("{}: {error}", error.category.as_str()),
+    }
+}
+
 /// Judges what the client was told by the number of times that the server did its write.
 fn truth(outcome: &Result<Outcome, TableError>, effects: usize, meddled: bool) -> anyhow::Result<Told> {
-    ensure!(effects <= 1, "the write took effect {effects} times; told {outcome:?}");
+    let said = in_short(outcome);
+    ensure!(effects <= 1, "the write took effect {effects} times; the client was told: {said}");
     let told = match outcome {
         Ok(Outcome::Applied(_)) => Told::Applied,
         Ok(Outcome::Refused(_)) => Told::Refused,
@@ -245,7 +258,10 @@ fn truth(outcome: &Result<Outcome, TableError>, effects: usize, meddled: bool) -
         Told::Refused | Told::Failed => effects == 0,
         Told::Unknown => meddled,
     };
-    ensure!(true_to_the_row, "told {outcome:?}, and the write took effect {effects} times (others wrote: {meddled})");
+    ensure!(
+        true_to_the_row,
+        "the client was told: {said}; the write took effect {effects} times; others wrote: {meddled}"
+    );
     Ok(told)
 }
 
