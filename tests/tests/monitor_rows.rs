@@ -167,8 +167,9 @@ async fn met(region: &Region, endpoint: &str, fate: Fate, before: &Item) -> anyh
             let entry = entry.context("no entry")?;
             let condition = entry.conditions.iter().find(|condition| condition.reason == reason);
             let condition = condition.with_context(|| format!("no condition {reason}: {:?}", entry.conditions))?;
+            let error = entry.error.as_deref().unwrap_or_default();
             for field in fields {
-                ensure!(condition.message.contains(field), "{field} is not named: {}", condition.message);
+                ensure!(error.contains(field), "{field} is not named: {error}; {}", condition.message);
             }
             let was_running = before.get("region_status").map(|status| Value::at(status, &[region.name(), "state"]));
             if was_running.flatten().and_then(Value::as_str) != Some("running") {

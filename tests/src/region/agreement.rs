@@ -61,6 +61,7 @@ fn serving(row: &EndpointRow, region: &str, objects: &Snapshot) -> Result<(), St
     if observed.seen.is_none() || observed.seen != observed.applied || observed.seen != observed.serving {
         return Err(format!("observed_spec is {observed:?}"));
     }
+    same("observed_spec", observed.seen.as_deref(), annotation(deployment, "gco.io/input-hash"))?;
     Ok(())
 }
 

@@ -184,12 +184,24 @@ impl Trap {
 fn described(request: &RequestFacts) -> String {
     match (&request.kubernetes, &request.dynamodb_operation) {
         (Some(kubernetes), _) => format!("{} {}/{}", kubernetes.verb, kubernetes.resource, kubernetes.name),
-        (None, Some(operation)) => {
-            let update = request.json().and_then(|body| body.get("UpdateExpression")?.as_str().map(str::to_owned));
-            format!("{operation} {}", update.unwrap_or_default()).trim_end().to_owned()
-        }
+        (None, Some(operation)) => format!("{operation} {}", changed_places(request)).trim_end().to_owned(),
         (None, None) => format!("{} {}", request.method, request.path),
     }
+}
+
+/// What an update changes: its expression, with the placeholders of names replaced.
+fn changed_places(request: &RequestFacts) -> String {
+    let body = request.json().unwrap_or_default();
+    let mut places = body["UpdateExpression"].as_str().unwrap_or_default().to_owned();
+    let names = body["ExpressionAttributeNames"].as_object().into_iter().flatten();
+    let mut names: Vec<(&str, &str)> =
+        names.map(|(placeholder, name)| (placeholder.as_str(), name.as_str().unwrap_or_default())).collect();
+    // `#n1` is the beginning of `#n10`.
+    names.sort_by_key(|(placeholder, _)| std::cmp::Reverse(placeholder.len()));
+    for (placeholder, name) in names {
+        places = places.replace(placeholder, name);
+    }
+    places
 }
 
 impl Region {

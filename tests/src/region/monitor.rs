@@ -15,6 +15,9 @@ use super::{BOUND, Region};
 /// How long one question to a monitor's own port may take.
 const ASK: Duration = Duration::from_secs(5);
 
+/// Counts passes over single endpoints.
+const PASSES: &str = "gco_monitor_passes_total";
+
 /// Settings that make minutes of a production monitor seconds of a suite's. Relations between them stay.
 const QUICK: [(&str, &str); 13] = [
     ("RECONCILE_INTERVAL_SECONDS", "0.3"),
@@ -203,14 +206,35 @@ impl Monitor {
         .with_context(|| self.described())
     }
 
-    /// Makes it plan every endpoint anew and waits until it has; gives what it answered.
+    /// Makes it plan every endpoint anew and waits until it has: a pass over each row that it knows, and none waiting.
     ///
     /// # Errors
-    /// When it does not answer 200.
-    pub async fn full_pass(&self) -> anyhow::Result<Json> {
-        let answer = self.client.post(self.port, "/full-pass", &Json::Null, Duration::from_secs(60)).await?;
+    /// When it refuses, or does not get there within the bound.
+    pub async fn full_pass(&self) -> anyhow::Result<()> {
+        let before = self.passes().await?;
+        let rows = self.metric("gco_monitor_rows", &[]).await?.unwrap_or_default();
+        let answer = self.client.post(self.port, "/full-pass", &Json::Null, ASK).await?;
         ensure!(answer.status.is_success(), "POST /full-pass answered {}: {}", answer.status, answer.text());
-        Ok(answer.json())
+        wait::until(&format!("a pass of {} over {rows} rows", self.name), BOUND, || async {
+            let looked = async {
+                let text = self.get("/metrics").await?.text();
+                let value = |name| metric_in(&text, name, &[]).unwrap_or_default();
+                let waiting = value("gco_monitor_queue_depth") + value("gco_monitor_queue_running");
+                anyhow::Ok((value(PASSES) - before, waiting))
+            };
+            match looked.await {
+                Ok((passes, waiting)) if passes >= rows && waiting < 1.0 => Ok(()),
+                Ok((passes, waiting)) => Err(format!("{passes} passes done, {waiting} waiting or running")),
+                Err(error) => Err(format!("{error:#}")),
+            }
+        })
+        .await
+        .with_context(|| self.described())
+    }
+
+    /// Passes over single endpoints since it started.
+    async fn passes(&self) -> anyhow::Result<f64> {
+        Ok(self.metric(PASSES, &[]).await?.unwrap_or_default())
     }
 
     /// The sum of a metric's series that have all of these labels; `None` when there is none.

@@ -206,3 +206,29 @@ fn remove_passing_annotations(metadata: &mut serde_json::Map<String, Value>) {
         }
     }
 }
+
+/// Every place at which two values differ, with what stands there.
+#[must_use]
+pub fn differences(one: &Value, other: &Value) -> Vec<String> {
+    fn walk(path: &str, one: &Value, other: &Value, found: &mut Vec<String>) {
+        match (one, other) {
+            (Value::Object(one), Value::Object(other)) => {
+                let names: std::collections::BTreeSet<&String> = one.keys().chain(other.keys()).collect();
+                for name in names {
+                    let (one, other) = (one.get(name), other.get(name));
+                    walk(&format!("{path}/{name}"), one.unwrap_or(&Value::Null), other.unwrap_or(&Value::Null), found);
+                }
+            }
+            (Value::Array(one), Value::Array(other)) if one.len() == other.len() => {
+                for (index, (one, other)) in one.iter().zip(other).enumerate() {
+                    walk(&format!("{path}/{index}"), one, other, found);
+                }
+            }
+            _ if one == other => {}
+            _ => found.push(format!("{path}: {one} and {other}")),
+        }
+    }
+    let mut found = Vec::new();
+    walk("", one, other, &mut found);
+    found
+}
