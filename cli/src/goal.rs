@@ -2,6 +2,7 @@
 
 use gco_store::problem::bounded;
 use gco_store::row::{DesiredState, EndpointRow};
+use gco_store::spec::Spec;
 use gco_store::status::{RegionEntry, State};
 
 use crate::describe::state_word;
@@ -9,7 +10,7 @@ use crate::describe::state_word;
 /// A state that an endpoint is to reach everywhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Goal {
-    /// Every target region serves, and routers let traffic through.
+    /// Every target region serves what the row asks for now, and routers let traffic through.
     Running,
     /// No target region has pods.
     Stopped,
@@ -67,7 +68,7 @@ pub fn progress(goal: Goal, row: Option<&EndpointRow>, lifecycle_id: Option<&str
     };
     match (goal, &row.desired_state) {
         (Goal::Running, DesiredState::Deploying | DesiredState::Running) => running(row),
-        (Goal::Stopped, DesiredState::Stopped) => everywhere(row, &State::Stopped),
+        (Goal::Stopped, DesiredState::Stopped) => everywhere(row, &State::Stopped, |_, _| None),
         (Goal::Deleted, DesiredState::Deleted) => deleted(row),
         (_, other) => Progress::Hopeless(format!(
             "the endpoint is asked to be '{}', so it will not become {}",
@@ -78,16 +79,50 @@ pub fn progress(goal: Goal, row: Option<&EndpointRow>, lifecycle_id: Option<&str
 }
 
 fn running(row: &EndpointRow) -> Progress {
-    match everywhere(row, &State::Running) {
+    let spec = Spec::check(&row.spec).ok().map(|checked| checked.spec);
+    match everywhere(row, &State::Running, |region, entry| behind(spec.as_ref(), region, entry)) {
         // Routers look at the row's state too.
         Progress::Reached if row.desired_state == DesiredState::Deploying => {
             Progress::Waiting(vec!["every region serves; the row is promoted to running next".to_owned()])
+        }
+        Progress::Waiting(mut missing) if row.paused => {
+            missing.push("the endpoint is paused, so its regions change nothing".to_owned());
+            Progress::Waiting(missing)
         }
         progress => progress,
     }
 }
 
-fn everywhere(row: &EndpointRow, wanted: &State) -> Progress {
+/// What a region that serves lacks to serve what the row asks for; `None`: nothing. Straight after an edit an entry is
+/// still about the row before it, and says so by its hashes.
+fn behind(spec: Option<&Spec>, region: &str, entry: &RegionEntry) -> Option<String> {
+    // Monitors of the earlier control plane report no hashes: their state is all there is.
+    let observed = entry.observed_spec.as_ref()?;
+    let Some(spec) = spec else { return Some("serves on, but the row's spec is not valid".to_owned()) };
+    let asked = Some(spec.template_input_hash(region));
+    if observed.seen != asked {
+        return Some("serves what it served before; the last edit is not seen yet".to_owned());
+    }
+    let is_autoscaled = spec.autoscaling.as_ref().is_some_and(|autoscaling| autoscaling.enabled);
+    let replicas = if is_autoscaled { entry.replicas_desired } else { spec.replicas };
+    if entry.replicas_desired != replicas {
+        return Some(format!("the change to {replicas} replicas is not seen yet"));
+    }
+    let stuck = entry.rollout.as_ref().and_then(|rollout| rollout.stuck.as_deref());
+    if observed.serving != asked {
+        return Some(match stuck {
+            Some(reason) => format!("the last edit is not rolled out: {}", bounded(reason, 60)),
+            None => "rolling out the last edit".to_owned(),
+        });
+    }
+    (entry.replicas_ready < replicas).then(|| match stuck {
+        Some(reason) => format!("serves with less than asked for: {}", bounded(reason, 60)),
+        None => "serves with less than asked for".to_owned(),
+    })
+}
+
+/// Whether every target region is in the `wanted` state and, where it is, `lacks` finds nothing.
+fn everywhere(row: &EndpointRow, wanted: &State, lacks: impl Fn(&str, &RegionEntry) -> Option<String>) -> Progress {
     if row.target_regions.is_empty() {
         return Progress::Hopeless("the endpoint has no target regions".to_owned());
     }
@@ -95,7 +130,11 @@ fn everywhere(row: &EndpointRow, wanted: &State) -> Progress {
     for region in &row.target_regions {
         let entry = row.region_status.get(region).filter(|entry| is_of_this_life(row, entry));
         match entry {
-            Some(entry) if entry.state == *wanted => {}
+            Some(entry) if entry.state == *wanted => {
+                if let Some(lack) = lacks(region, entry) {
+                    missing.push(format!("{}; {lack}", region_line(region, Some(entry))));
+                }
+            }
             Some(entry) if entry.state == State::Failed => {
                 let error = entry.error.as_deref().unwrap_or("it does not say why");
                 return Progress::Hopeless(format!(
@@ -145,6 +184,7 @@ pub fn region_line(region: &str, entry: Option<&RegionEntry>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use gco_store::status::{ObservedSpec, Rollout};
     use gco_store::wire::{Item, Value};
 
     use super::*;
@@ -183,6 +223,84 @@ mod tests {
         assert_eq!(waiting(progress(Goal::Running, Some(&row("deploying", &both)), Some("life"))).len(), 1);
         let one = waiting(progress(Goal::Running, Some(&row("running", &both[..1])), Some("life")));
         assert_eq!(one, ["eu-west-1: not seen yet"]);
+    }
+
+    /// A row that asks for two replicas of `image`, and what its only region says.
+    fn served(image: &str, entry: RegionEntry) -> (EndpointRow, Spec) {
+        let spec = Value::Map(Item::from([("image".to_owned(), image.into()), ("replicas".to_owned(), 2_i64.into())]));
+        let mut row = row("running", &[]);
+        row.target_regions = vec!["us-east-1".to_owned()];
+        row.spec = spec;
+        row.region_status.insert("us-east-1".to_owned(), entry);
+        let spec = Spec::check(&row.spec).unwrap().spec;
+        (row, spec)
+    }
+
+    /// What a region says that has seen and serves these.
+    fn entry(seen: &str, serving: Option<&str>, ready: u32, desired: u32) -> RegionEntry {
+        let hash = |image: &str| served(image, RegionEntry::new(State::Running)).1.template_input_hash("us-east-1");
+        RegionEntry {
+            replicas_ready: ready,
+            replicas_desired: desired,
+            lifecycle_id: Some("life".to_owned()),
+            observed_spec: Some(ObservedSpec {
+                seen: Some(hash(seen)),
+                applied: Some(hash(seen)),
+                serving: serving.map(hash),
+            }),
+            ..RegionEntry::new(State::Running)
+        }
+    }
+
+    #[test]
+    fn after_an_edit_a_region_counts_once_it_has_seen_and_serves_it() {
+        let of = |entry| progress(Goal::Running, Some(&served("x:2", entry).0), Some("life"));
+        let before = waiting(of(entry("x:1", Some("x:1"), 2, 2)));
+        assert_eq!(
+            before,
+            ["us-east-1: running, 2 of 2 ready; serves what it served before; the last edit is not seen yet"]
+        );
+        for serving in [Some("x:1"), None] {
+            assert!(waiting(of(entry("x:2", serving, 2, 2)))[0].ends_with("; rolling out the last edit"));
+        }
+        assert_eq!(of(entry("x:2", Some("x:2"), 2, 2)), Progress::Reached);
+        assert!(waiting(of(entry("x:2", Some("x:2"), 1, 2)))[0].ends_with("; serves with less than asked for"));
+        let stuck = Rollout { updated: 1, updated_ready: 0, total: 3, stuck: Some("FailedCreate".to_owned()) };
+        let stuck = RegionEntry { rollout: Some(stuck), ..entry("x:2", Some("x:1"), 2, 2) };
+        assert!(waiting(of(stuck))[0].ends_with("; the last edit is not rolled out: FailedCreate"));
+    }
+
+    #[test]
+    fn after_a_scale_a_region_counts_once_it_has_seen_the_new_count() {
+        let of = |entry| progress(Goal::Running, Some(&served("x:1", entry).0), Some("life"));
+        for before in [1, 3] {
+            let said = waiting(of(entry("x:1", Some("x:1"), before, before)));
+            assert!(said[0].ends_with("; the change to 2 replicas is not seen yet"), "{said:?}");
+        }
+        // Pods of a scale-down that have not ended yet are in nobody's way.
+        assert_eq!(of(entry("x:1", Some("x:1"), 3, 2)), Progress::Reached);
+    }
+
+    #[test]
+    fn a_region_that_reports_no_hashes_counts_by_its_state() {
+        let original = RegionEntry { replicas_desired: 5, ..RegionEntry::new(State::Running) };
+        assert_eq!(progress(Goal::Running, Some(&served("x:1", original).0), Some("life")), Progress::Reached);
+    }
+
+    #[test]
+    fn a_wait_for_a_paused_endpoint_says_that_it_is_paused() {
+        let (mut row, _) = served("x:2", entry("x:1", Some("x:1"), 2, 2));
+        row.paused = true;
+        let said = waiting(progress(Goal::Running, Some(&row), Some("life")));
+        assert!(said[1].contains("is paused"), "{said:?}");
+    }
+
+    #[test]
+    fn a_row_that_cannot_be_served_is_not_reached_by_what_still_serves() {
+        let (mut row, _) = served("x:2", entry("x:1", Some("x:1"), 2, 2));
+        row.spec = Value::Map(Item::from([("image".to_owned(), Value::from(5_i64))]));
+        let said = waiting(progress(Goal::Running, Some(&row), Some("life")));
+        assert!(said[0].ends_with("the row's spec is not valid"), "{said:?}");
     }
 
     #[test]

@@ -13,45 +13,6 @@ use crate::flags;
 /// Environment variable with the regions of the fleet, separated by commas.
 pub const REGIONS_VARIABLE: &str = "GCO_REGIONS";
 
-/// Regions that are asked for a heartbeat when nothing tells which there are. The second table is read by key only, so
-/// somebody has to name them; a region that is missing here is given with `-r` or in `GCO_REGIONS`.
-const ASKED_REGIONS: [&str; 34] = [
-    "us-east-1",
-    "us-east-2",
-    "us-west-1",
-    "us-west-2",
-    "ca-central-1",
-    "ca-west-1",
-    "mx-central-1",
-    "sa-east-1",
-    "eu-central-1",
-    "eu-central-2",
-    "eu-north-1",
-    "eu-south-1",
-    "eu-south-2",
-    "eu-west-1",
-    "eu-west-2",
-    "eu-west-3",
-    "af-south-1",
-    "il-central-1",
-    "me-central-1",
-    "me-south-1",
-    "ap-east-1",
-    "ap-east-2",
-    "ap-northeast-1",
-    "ap-northeast-2",
-    "ap-northeast-3",
-    "ap-south-1",
-    "ap-south-2",
-    "ap-southeast-1",
-    "ap-southeast-2",
-    "ap-southeast-3",
-    "ap-southeast-4",
-    "ap-southeast-5",
-    "ap-southeast-7",
-    "us-gov-west-1",
-];
-
 /// Regions, and who says so.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KnownRegions {
@@ -75,17 +36,18 @@ pub fn of_environment(environment: &Environment) -> Result<Option<KnownRegions>,
     Ok((!regions.is_empty()).then(|| KnownRegions { regions, source: REGIONS_VARIABLE.to_owned() }))
 }
 
-/// The regions, of those asked for by default and `more`, whose monitor has written a heartbeat.
+/// The regions whose monitor has written a heartbeat.
 ///
 /// # Errors
 /// When the second table cannot be read; an absent one (a fleet of the original) has no heartbeats.
-pub async fn reporting(table: &Arc<dyn Table>, more: &[String]) -> Result<KnownRegions, TableError> {
-    let mut asked: Vec<String> = ASKED_REGIONS.map(str::to_owned).to_vec();
-    asked.extend(more.iter().filter(|region| !ASKED_REGIONS.contains(&region.as_str())).cloned());
-    let items = items_of(table, &asked).await?;
-    let alive = |region: &String| items.get(region).is_some_and(|item| item.heartbeat.is_some());
+pub async fn reporting(table: &Arc<dyn Table>) -> Result<KnownRegions, TableError> {
+    let items = match table.read_regions().await {
+        Err(error) if error.category == ErrorCategory::Table => BTreeMap::new(),
+        read => read?,
+    };
+    let alive = items.into_iter().filter(|(_, item)| item.heartbeat.is_some());
     let source = "the regions whose monitor reports to the table".to_owned();
-    Ok(KnownRegions { regions: asked.into_iter().filter(alive).collect(), source })
+    Ok(KnownRegions { regions: alive.map(|(region, _)| region).collect(), source })
 }
 
 /// The items of `regions` in the second table, those that exist.

@@ -1,5 +1,6 @@
 //! The trait that the backends implement.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::problem::bounded;
@@ -223,6 +224,8 @@ pub trait Table: Send + Sync + std::fmt::Debug {
     async fn set_frozen(&self, region: &str, frozen: bool) -> Result<RegionItem, TableError>;
     /// The region's item of the second table, strongly read.
     async fn read_region(&self, region: &str) -> Result<Option<RegionItem>, TableError>;
+    /// Every item of the second table by region, all pages, strongly read. Fails rather than returning a part.
+    async fn read_regions(&self) -> Result<BTreeMap<String, RegionItem>, TableError>;
     /// Creates both tables if absent (local use and suites; production tables come from infrastructure).
     async fn create_tables(&self) -> Result<(), TableError>;
 }

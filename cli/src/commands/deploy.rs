@@ -91,10 +91,7 @@ async fn targets(draft: &Draft, known: Option<&KnownRegions>, connection: &Conne
     if let Some(known) = known {
         return Ok(known.regions.clone());
     }
-    // Regions that other endpoints use may be missing from the list of those that are asked by default.
-    let rows = connection.store.list(&ListFilter::default()).await.map_err(|error| connection.refused(error))?;
-    let used: Vec<String> = rows.into_iter().flat_map(|row| row.target_regions).collect();
-    let reporting = regions::reporting(&connection.table, &used).await.map_err(|error| connection.failed(&error))?;
+    let reporting = regions::reporting(&connection.table).await.map_err(|error| connection.failed(&error))?;
     if reporting.regions.is_empty() {
         let asked =
             format!("no -r, no {}, and no region reports to {}", regions::REGIONS_VARIABLE, connection.described);

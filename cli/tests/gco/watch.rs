@@ -1,6 +1,7 @@
 //! `gco inference status --watch` and `gco inference deploy --wait`.
 
-use gco_store::status::{PodReason, RegionEntry, State};
+use gco_store::spec::Spec;
+use gco_store::status::{ObservedSpec, PodReason, RegionEntry, State};
 use gco_store::transition::{Condition, Operation, Transition, Write};
 
 use crate::house::House;
@@ -47,6 +48,45 @@ fn a_watch_in_json_prints_one_document_on_each_line() {
     house.promote("chat");
     let (code, rest, _) = watch.end();
     assert_eq!((code, states(&rest)), (0, 2));
+}
+
+/// What a region says that serves what the row asks for, with two replicas.
+fn serving_as_asked(house: &House, region: &str) -> RegionEntry {
+    let spec = Spec::check(&house.row("chat").unwrap().spec).unwrap().spec;
+    let hash = Some(spec.template_input_hash(region));
+    let observed = ObservedSpec { seen: hash.clone(), applied: hash.clone(), serving: hash };
+    let replicas = spec.replicas;
+    RegionEntry {
+        replicas_ready: replicas,
+        replicas_desired: replicas,
+        observed_spec: Some(observed),
+        ..RegionEntry::new(State::Running)
+    }
+}
+
+#[test]
+fn a_watch_until_running_straight_after_an_edit_waits_for_the_edit() {
+    let house = House::with_chat();
+    for region in ["us-east-1", "eu-west-1"] {
+        house.report("chat", region, &serving_as_asked(&house, region));
+    }
+    house.promote("chat");
+    let until_running = ["inference", "status", "chat", "--watch", "--until", "running", "--timeout-seconds", "1"];
+    house.run(&until_running).code(0);
+
+    for edit in [&["update-image", "chat", "-i", "vllm/vllm-openai:v2"][..], &["scale", "chat", "-r", "2"][..]] {
+        house.run(&[&["inference"], edit].concat()).code(0);
+        let late = house.run(&until_running).code(3);
+        late.complains(&["us-east-1: running, 1 of 1 ready; ", "eu-west-1: running, 1 of 1 ready; ", "not seen yet"]);
+        let patient = ["inference", "status", "chat", "--watch", "--until", "running"];
+        let watch = house.start(&patient);
+        watch.until_stdout("eu-west-1          running");
+        house.report("chat", "us-east-1", &serving_as_asked(&house, "us-east-1"));
+        watch.until_stdout("spec: up to date");
+        house.report("chat", "eu-west-1", &serving_as_asked(&house, "eu-west-1"));
+        let (code, stdout, stderr) = watch.end();
+        assert_eq!(code, 0, "{stdout}{stderr}");
+    }
 }
 
 #[test]

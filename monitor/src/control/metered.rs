@@ -1,5 +1,6 @@
 //! The tables, with every operation counted.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -97,6 +98,10 @@ impl Table for MeteredTable {
 
     async fn read_region(&self, region: &str) -> Result<Option<RegionItem>, TableError> {
         self.count("read_region", self.table.read_region(region).await)
+    }
+
+    async fn read_regions(&self) -> Result<BTreeMap<String, RegionItem>, TableError> {
+        self.table.read_regions().await
     }
 
     async fn create_tables(&self) -> Result<(), TableError> {

@@ -10,7 +10,7 @@ mod failure;
 mod resolve;
 mod settings;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
 use std::hash::BuildHasher as _;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -359,6 +359,51 @@ impl DynamoDbTable {
         Ok(RegionItem::parse(&from_sdk(OPERATION, &answered.value)?))
     }
 
+    /// Every item of a table, all pages.
+    async fn scan(&self, table: &str, consistency: Consistency) -> Result<FullRead, TableError> {
+        const OPERATION: &str = "Scan";
+        let mut read = FullRead::default();
+        let mut start: Option<HashMap<String, AttributeValue>> = None;
+        loop {
+            // Each page has the total time for itself: a large table is not a slow server.
+            let answered = self
+                .repeat(OPERATION, &mut self.budget(), || async {
+                    let output = self
+                        .client
+                        .scan()
+                        .table_name(table)
+                        .consistent_read(consistency == Consistency::Strong)
+                        .set_exclusive_start_key(start.clone())
+                        .return_consumed_capacity(ReturnConsumedCapacity::Total)
+                        .send()
+                        .await?;
+                    let consumed_units = units(output.consumed_capacity());
+                    Ok::<_, SdkError<_, _>>(Answered {
+                        value: (output.items, output.last_evaluated_key),
+                        consumed_units,
+                    })
+                })
+                .await?;
+            let (items, last) = answered.value;
+            for item in items.unwrap_or_default() {
+                read.items.push(from_sdk(OPERATION, &item)?);
+            }
+            read.pages += 1;
+            if let Some(units) = answered.consumed_units {
+                read.consumed_read_units = Some(read.consumed_read_units.unwrap_or(0.0) + units);
+            }
+            let last = last.filter(|key| !key.is_empty());
+            match last {
+                None => return Ok(read),
+                Some(last) if start.as_ref() == Some(&last) => {
+                    let message = "the server gave the same page twice";
+                    return Err(TableError::new(ErrorCategory::Unavailable, OPERATION, message));
+                }
+                last => start = last,
+            }
+        }
+    }
+
     async fn describe(&self, table: &str) -> Result<SdkTableDescription, TableError> {
         const OPERATION: &str = "DescribeTable";
         let answered = self
@@ -415,47 +460,7 @@ impl Table for DynamoDbTable {
     }
 
     async fn read_all(&self, consistency: Consistency) -> Result<FullRead, TableError> {
-        const OPERATION: &str = "Scan";
-        let mut read = FullRead::default();
-        let mut start: Option<HashMap<String, AttributeValue>> = None;
-        loop {
-            // Each page has the total time for itself: a large table is not a slow server.
-            let answered = self
-                .repeat(OPERATION, &mut self.budget(), || async {
-                    let output = self
-                        .client
-                        .scan()
-                        .table_name(&self.settings.table_name)
-                        .consistent_read(consistency == Consistency::Strong)
-                        .set_exclusive_start_key(start.clone())
-                        .return_consumed_capacity(ReturnConsumedCapacity::Total)
-                        .send()
-                        .await?;
-                    let consumed_units = units(output.consumed_capacity());
-                    Ok::<_, SdkError<_, _>>(Answered {
-                        value: (output.items, output.last_evaluated_key),
-                        consumed_units,
-                    })
-                })
-                .await?;
-            let (items, last) = answered.value;
-            for item in items.unwrap_or_default() {
-                read.items.push(from_sdk(OPERATION, &item)?);
-            }
-            read.pages += 1;
-            if let Some(units) = answered.consumed_units {
-                read.consumed_read_units = Some(read.consumed_read_units.unwrap_or(0.0) + units);
-            }
-            let last = last.filter(|key| !key.is_empty());
-            match last {
-                None => return Ok(read),
-                Some(last) if start.as_ref() == Some(&last) => {
-                    let message = "the server gave the same page twice";
-                    return Err(TableError::new(ErrorCategory::Unavailable, OPERATION, message));
-                }
-                last => start = last,
-            }
-        }
+        self.scan(&self.settings.table_name, consistency).await
     }
 
     async fn execute(&self, transition: &Transition) -> Result<Outcome, TableError> {
@@ -482,6 +487,15 @@ impl Table for DynamoDbTable {
         let key = (RegionHeartbeat::KEY, region);
         let item = self.read_item(&self.regions_table(), key, Consistency::Strong, &mut self.budget()).await?;
         Ok(item.as_ref().map(RegionItem::parse))
+    }
+
+    async fn read_regions(&self) -> Result<BTreeMap<String, RegionItem>, TableError> {
+        let read = self.scan(&self.regions_table(), Consistency::Strong).await?;
+        let named = read.items.iter().filter_map(|item| {
+            let region = item.get(RegionHeartbeat::KEY).and_then(Value::as_str)?;
+            Some((region.to_owned(), RegionItem::parse(item)))
+        });
+        Ok(named.collect())
     }
 
     async fn create_tables(&self) -> Result<(), TableError> {

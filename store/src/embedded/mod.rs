@@ -4,6 +4,7 @@
 //! DynamoDB JSON text by key; conditions are evaluated by [`crate::transition::Condition::holds`] inside an immediate
 //! transaction, so that exactly one of several racing writers wins. Every read is a strong one.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -45,6 +46,13 @@ impl Kind {
         match self {
             Self::Endpoints => "SELECT item FROM endpoints WHERE key = ?1",
             Self::Regions => "SELECT item FROM regions WHERE key = ?1",
+        }
+    }
+
+    fn select_all(self) -> &'static str {
+        match self {
+            Self::Endpoints => "SELECT key, item FROM endpoints ORDER BY key",
+            Self::Regions => "SELECT key, item FROM regions ORDER BY key",
         }
     }
 
@@ -138,11 +146,7 @@ impl Table for EmbeddedTable {
     async fn read_all(&self, _: Consistency) -> Result<FullRead, TableError> {
         const OPERATION: &str = "Scan";
         self.run(OPERATION, |connection| {
-            let failed = |error: rusqlite::Error| failed(OPERATION, &error);
-            // One statement sees one moment of the file, whatever other processes write meanwhile.
-            let mut statement = connection.prepare_cached("SELECT item FROM endpoints ORDER BY key").map_err(failed)?;
-            let texts = statement.query_map([], |row| row.get::<_, String>(0)).map_err(failed)?;
-            let items = texts.map(|text| decode(OPERATION, &text.map_err(failed)?)).collect::<Result<_, _>>()?;
+            let items = read_all(OPERATION, connection, Kind::Endpoints)?.into_iter().map(|(_, item)| item).collect();
             Ok(FullRead { items, pages: 1, consumed_read_units: None })
         })
         .await
@@ -205,6 +209,11 @@ impl Table for EmbeddedTable {
         Ok(item.as_ref().map(RegionItem::parse))
     }
 
+    async fn read_regions(&self) -> Result<BTreeMap<String, RegionItem>, TableError> {
+        let items = self.run("Scan", |connection| read_all("Scan", connection, Kind::Regions)).await?;
+        Ok(items.iter().map(|(region, item)| (region.clone(), RegionItem::parse(item))).collect())
+    }
+
     async fn create_tables(&self) -> Result<(), TableError> {
         const OPERATION: &str = "CreateTable";
         self.run(OPERATION, |connection| {
@@ -228,6 +237,18 @@ fn read(operation: &'static str, connection: &Connection, kind: Kind, key: &str)
     let select = || connection.prepare_cached(kind.select())?.query_row(params![key], |row| row.get(0)).optional();
     let text: Option<String> = select().map_err(|error| failed(operation, &error))?;
     text.map(|text| decode(operation, &text)).transpose()
+}
+
+/// Every key and item. One statement sees one moment of the file, whatever other processes write meanwhile.
+fn read_all(operation: &'static str, connection: &Connection, kind: Kind) -> Result<Vec<(String, Item)>, TableError> {
+    let failed = |error: rusqlite::Error| failed(operation, &error);
+    let mut statement = connection.prepare_cached(kind.select_all()).map_err(failed)?;
+    let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get::<_, String>(1)?))).map_err(failed)?;
+    rows.map(|row| {
+        let (key, text) = row.map_err(failed)?;
+        Ok((key, decode(operation, &text)?))
+    })
+    .collect()
 }
 
 fn write(

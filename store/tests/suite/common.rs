@@ -179,6 +179,10 @@ impl Table for MemoryTable {
         Err(TableError::new(ErrorCategory::Table, "GetItem", "no second table"))
     }
 
+    async fn read_regions(&self) -> Result<BTreeMap<String, RegionItem>, TableError> {
+        Err(TableError::new(ErrorCategory::Table, "Scan", "no second table"))
+    }
+
     async fn create_tables(&self) -> Result<(), TableError> {
         Ok(())
     }

@@ -9,7 +9,7 @@ use gco_store::dynamodb::{DynamoDbSettings, DynamoDbTable};
 use gco_store::row::EndpointRow;
 use gco_store::status::{RegionEntry, State};
 use gco_store::table::{
-    CallOutcome, Consistency, ErrorCategory, ObservedCall, Observer, Outcome, RegionHeartbeat, Table,
+    CallOutcome, Consistency, ErrorCategory, ObservedCall, Observer, Outcome, RegionHeartbeat, RegionItem, Table,
 };
 use gco_store::transition::{self, StatusAuthority, Transition, Write};
 use gco_store::wire::{Item, Value, item_to_dynamodb_json};
@@ -424,6 +424,28 @@ async fn a_full_read_fails_rather_than_returning_a_part() {
     let bench = Bench::of(vec![page(), page()]).await;
     let failure = bench.table.read_all(Consistency::Eventual).await.expect_err("in a circle");
     assert_eq!(failure.category, ErrorCategory::Unavailable);
+}
+
+#[tokio::test]
+async fn the_second_table_is_read_whole_too() {
+    let item = |region: &str| json!({"region": {"S": region}, "freeze": {"BOOL": true}});
+    let key = json!({"region": {"S": "eu-west-1"}});
+    let bench = Bench::of(vec![
+        ok(json!({"Items": [item("eu-west-1")], "LastEvaluatedKey": key})),
+        ok(json!({"Items": [item("us-east-1")]})),
+        error("ResourceNotFoundException"),
+    ])
+    .await;
+    let frozen = RegionItem { heartbeat: None, frozen: true };
+    let all = [("eu-west-1".to_owned(), frozen.clone()), ("us-east-1".to_owned(), frozen)];
+    assert_eq!(bench.table.read_regions().await, Ok(all.into()));
+    assert_eq!(bench.body(1)["ExclusiveStartKey"], key);
+    assert_eq!(
+        (&bench.body(0)["TableName"], &bench.body(0)["ConsistentRead"]),
+        (&json!("endpoints-regions"), &json!(true))
+    );
+    let absent = bench.table.read_regions().await.expect_err("a fleet of the original has none");
+    assert_eq!(absent.category, ErrorCategory::Table);
 }
 
 /// An answer of DescribeTable.

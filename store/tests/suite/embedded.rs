@@ -118,6 +118,9 @@ async fn heartbeats_leave_the_freeze_switch_alone() {
     assert_eq!(table.read_region("us-east-1").await, Ok(Some(written.clone())));
     let thawed = table.set_frozen("us-east-1", false).await.expect("written");
     assert_eq!(thawed, RegionItem { frozen: false, ..written });
+    let frozen = table.set_frozen("eu-west-1", true).await.expect("written");
+    let all = [("eu-west-1".to_owned(), frozen), ("us-east-1".to_owned(), thawed)];
+    assert_eq!(table.read_regions().await, Ok(all.into()));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
