@@ -2,7 +2,7 @@
 //!
 //! | Part | What for |
 //! |---|---|
-//! | [`backends`] | the embedded table and both table servers, and what each server is known to lack |
+//! | [`backends`] | the embedded table, both table servers, and the product's client for them |
 //! | [`reference`] | what a transition should do, evaluated on a map |
 //! | [`predicates`] | how often each atomic condition was seen true and false |
 //! | [`generator`] | seeded actors with stale snapshots |

@@ -252,7 +252,41 @@ async fn a_row_that_grows_over_400_kb_is_refused_clearly_and_nothing_changes() {
     }
 }
 
-/// Keeps the helper honest: the servers of the bed are real ones.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_that_the_row_has_no_place_for_is_refused_as_invalid_and_nothing_changes() {
+    let servers = Servers::start().await.unwrap();
+    let exists = || Condition::Exists(Path::of(["endpoint_name"]));
+    let row = Item::from([
+        ("endpoint_name".to_owned(), Value::from("chat")),
+        ("text".to_owned(), Value::from("no map")),
+        ("updated_at".to_owned(), Value::from("1")),
+    ]);
+    let below_nothing = Change::Set(Path::of(["region_status", "us-east-1"]), Value::Bool(true));
+    let below_a_text = Change::Set(Path::of(["text", "key"]), Value::Bool(true));
+    let copy_of_nothing =
+        Change::CopyIfAbsent { to: Path::of(["deletion_regions"]), from: Path::of(["cleanup_regions"]) };
+    let update = |condition: Condition, change: &Change| Transition {
+        operation: Operation::WriteRegionStatus,
+        name: "chat".to_owned(),
+        condition,
+        write: Write::Update(vec![Change::Set(Path::of(["updated_at"]), Value::from("2")), change.clone()]),
+        base_updated_at: Some("1".to_owned()),
+        new_updated_at: Some("2".to_owned()),
+    };
+    for backend in servers.fresh_tables("places").await.unwrap() {
+        let (name, table) = (backend.name, &backend.table);
+        table.execute(&put_if_absent("chat", row.clone())).await.unwrap();
+        for change in [&below_nothing, &below_a_text, &copy_of_nothing] {
+            let error = table.execute(&update(exists(), change)).await.unwrap_err();
+            assert_eq!(error.category, ErrorCategory::Invalid, "{name}, {change:?}: {error}");
+            // The condition comes first: a writer that lost learns that, not that its change was impossible.
+            let lost = table.execute(&update(Condition::Not(Box::new(exists())), change)).await.unwrap();
+            assert_eq!(lost, Outcome::Refused(Some(row.clone())), "{name}, {change:?}");
+            assert_eq!(table.get("chat", Consistency::Strong).await.unwrap().as_ref(), Some(&row), "{name}");
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_is_gone_is_unavailable_for_reads_and_writes_alike() {
     let server = TableServer::start(gco_bed::table_server::Kind::Dynalite).await.unwrap();

@@ -95,7 +95,7 @@ pub struct Generator {
     names: Vec<String>,
     memories: Vec<BTreeMap<String, Memory>>,
     now: Timestamp,
-    /// Draws that a constructor refused, by operation: shows when a shape of row no longer reaches a transition.
+    /// Draws that the row's state forbade: grows when the store refuses what these actors try.
     pub refused_draws: usize,
 }
 
