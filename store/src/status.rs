@@ -295,9 +295,11 @@ const KNOWN_KEYS: [&str; 15] = [
     "pods",
 ];
 
-/// Longest error text that is written, in characters.
+/// Longest error text or condition message that is written, in characters: room for ten bad fields of a spec, all named at
+/// once.
 pub const LONGEST_ERROR_CHARACTERS: usize = 1_000;
-/// Longest other text that is written, in characters.
+/// Longest other text that is written, in characters. At worst an entry holds 16 conditions of 1,000 + 4 × 300, 8 pods of
+/// 3 × 300 and 20 names of 300 characters, 50 KB: seven regions of that and a spec fit a row's 400 KB.
 pub const LONGEST_TEXT_CHARACTERS: usize = 300;
 /// Most conditions that are written.
 pub const MOST_CONDITIONS: usize = 16;
@@ -370,7 +372,10 @@ impl StatusCondition {
     fn to_value(&self) -> Value {
         let Self { kind, status, reason, message, since } = self;
         let entries = [("type", kind), ("status", status), ("reason", reason), ("message", message), ("since", since)];
-        Value::Map(entries.into_iter().map(|(key, text)| (key.to_owned(), short(text))).collect())
+        let limit = |key| if key == "message" { LONGEST_ERROR_CHARACTERS } else { LONGEST_TEXT_CHARACTERS };
+        Value::Map(
+            entries.into_iter().map(|(key, text)| (key.to_owned(), Value::from(cut(text, limit(key))))).collect(),
+        )
     }
 }
 

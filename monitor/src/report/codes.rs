@@ -2,8 +2,8 @@
 
 use gco_store::problem::bounded;
 
-/// Longest error text, in characters. A row holds one per region, and a row is limited to 400 KB.
-pub const LONGEST_ERROR: usize = 600;
+/// Longest error text, in characters.
+pub use gco_store::status::LONGEST_ERROR_CHARACTERS as LONGEST_ERROR;
 
 /// One code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
