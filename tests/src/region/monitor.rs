@@ -342,15 +342,20 @@ pub(super) fn beside_this_test(name: &str) -> anyhow::Result<PathBuf> {
 
 /// The monitor's binary, no older than its sources.
 fn binary() -> anyhow::Result<PathBuf> {
-    let path = beside_this_test("gco-monitor")?;
-    let advice = "build it with `cargo build --workspace`, which also turns on its feature embedded-table";
+    program("gco-monitor", &["monitor/src", "store/src", "infra/runtime/src"])
+}
+
+/// One of our programs, no older than its sources.
+pub(crate) fn program(name: &str, sources: &[&str]) -> anyhow::Result<PathBuf> {
+    let path = beside_this_test(name)?;
+    let advice = "build it with `cargo build --workspace`, which also turns on the monitor's feature embedded-table";
     let Ok(built) = std::fs::metadata(&path).and_then(|metadata| metadata.modified()) else {
-        bail!("there is no monitor at {}: {advice}", path.display());
+        bail!("there is no {}: {advice}", path.display());
     };
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the crate is outside a workspace")?;
-    for source in ["monitor/src", "store/src", "infra/runtime/src"] {
+    for source in sources {
         if let Some(newer) = newer_file(&workspace.join(source), built) {
-            bail!("the monitor at {} is older than {}: {advice}", path.display(), newer.display());
+            bail!("{} is older than {}: {advice}", path.display(), newer.display());
         }
     }
     Ok(path)
