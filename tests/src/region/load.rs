@@ -186,7 +186,7 @@ async fn lane_of(lane: usize, stopping: Arc<AtomicBool>, counts: Arc<Counts>, re
 async fn ask(client: &LoopbackClient, dial_map: &DialMap, address: SocketAddr, stream: bool) -> anyhow::Result<()> {
     let listens = dial_map.resolve(address.ip(), address.port()).context("nobody listens at this address")?;
     let body = json!({
-        "prompt": "How are you?", "max_tokens": if stream { 40 } else { 8 }, "stream": stream, "model": "suite",
+        "prompt": "How are you?", "max_tokens": if stream { 40 } else { 8 }, "stream": stream,
     });
     let exchange = async {
         let answer = client.send(listens.port(), json_request("/v1/completions", &body)?).await?;

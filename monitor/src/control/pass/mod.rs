@@ -8,7 +8,8 @@ mod table;
 
 use std::time::Duration;
 
-use gco_store::row::EndpointRow;
+use gco_store::problem::joined;
+use gco_store::row::{DesiredState, EndpointRow};
 
 use super::action::intent_word;
 use super::queue::Ended;
@@ -113,17 +114,33 @@ impl Pass<'_> {
 
     async fn turn(&mut self, held: Held, intent: &Intent) -> Turn {
         match intent {
-            Intent::Ignore => Turn::End(PassEnd::REST),
+            Intent::Ignore => {
+                if matches!(held.row.desired_state, DesiredState::Unknown(_))
+                    && held.row.concerns(&self.shared.config.region)
+                {
+                    let problems = joined(&held.row.problems);
+                    self.say_once(&format!("unknown state {problems}"), || {
+                        tracing::warn!(action = "skip", problems = %problems, "nothing is done for this row");
+                    });
+                }
+                Turn::End(PassEnd::REST)
+            }
             Intent::Unusable { reason } => {
-                self.say_once(&format!("unusable {reason}"), || {
-                    tracing::error!(action = "skip", reason, "the row cannot be acted under; nothing of it is touched");
+                let problems = joined(&held.row.problems);
+                self.say_once(&format!("unusable {reason} {problems}"), || {
+                    tracing::error!(
+                        action = "skip",
+                        reason,
+                        problems = %problems,
+                        "the row cannot be acted under; nothing of it is touched"
+                    );
                 });
                 Turn::End(PassEnd::REST)
             }
             Intent::BackFill => self.back_fill(&held).await,
             Intent::AwaitPurge => self.purge(&held).await,
             Intent::Reject { reason, problems, .. } => {
-                let text = gco_store::problem::joined(problems);
+                let text = joined(problems);
                 self.say_once(&format!("reject {reason} {text}"), || {
                     tracing::warn!(action = "reject", reason = snake(reason), problems = %text, "the row cannot be served");
                 });
