@@ -146,7 +146,11 @@ async fn a_standby_takes_over_and_writes_nothing_at_rest() {
     place.row_until("running", "talk", |row| state_is(row, &State::Running, 1)).await.unwrap();
     let settled = |found: &Value| found["status"]["observedGeneration"] == found["metadata"]["generation"];
     let before = place.deployment_until("settled", "talk", settled).await.unwrap();
-    assert_eq!(second.http("GET", "/readyz").await.unwrap().0, 200);
+    let ready = || async {
+        let (status, text) = second.http("GET", "/readyz").await.map_err(|error| error.to_string())?;
+        if status == 200 { Ok(()) } else { Err(text) }
+    };
+    gco_bed::wait::until("a ready standby", BOUND, ready).await.unwrap();
     assert!(second.metric("gco_monitor_leader").await.unwrap() < 1.0);
 
     first.process.signal(Signal::SIGTERM).unwrap();
@@ -176,6 +180,25 @@ async fn a_standby_takes_over_and_writes_nothing_at_rest() {
         .unwrap();
     let service = place.api::<Service>().get("talk").await.unwrap();
     assert_eq!(service.metadata.annotations.unwrap()["gco.io/leader-term"], next);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_edit_that_meets_a_status_write_is_never_lost() {
+    let place = Place::new().await.unwrap();
+    let _monitor = place.monitor("only", &[]).await.unwrap();
+    place.store.create(&request("race", 1)).await.unwrap();
+    // The monitor writes its status right after it changed the Deployment: each edit here comes just before that, so that
+    // the answer to the status write already carries it, and no later read shows it as a change.
+    for replicas in (1..=24).map(|round| 1 + round % 2) {
+        place
+            .deployment_until("the edit before", "race", |found| {
+                found["spec"]["replicas"].as_i64().is_some_and(|now| now != replicas)
+            })
+            .await
+            .unwrap();
+        place.store.scale("race", replicas).await.unwrap();
+    }
+    place.deployment_until("the last edit", "race", |found| found["spec"]["replicas"] == 1).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -334,18 +334,21 @@ impl Pass<'_> {
             }
         }
         if !away {
+            if matches!(intent, Intent::Serve { paused: false, .. }) {
+                match self.promote(held).await {
+                    Ok(promoted) => held = promoted,
+                    Err(turn) => return turn,
+                }
+            }
+            // The answer to our own write may carry somebody's edit that came just before it. No read will show that edit
+            // as a change any more, so it is looked for here: without this it would wait for the next full pass.
+            if shared.decide(&held.row) != *intent {
+                return Turn::Decide;
+            }
             // A row that was read since we lead and that asks for what we hold is authority as good as a read before a
             // change: it is what may go on without the table.
             if held.known_since >= self.claim.acquired_at() {
                 self.memory.under_authority = Some((self.claim.mark().epoch.clone(), intent.clone()));
-            }
-            if matches!(intent, Intent::Serve { paused: false, .. })
-                && let Some(turn) = self.promote(&held.row).await
-            {
-                return turn;
-            }
-            if matches!(intent, Intent::Remove { .. }) && self.shared.decide(&held.row) != *intent {
-                return Turn::Decide;
             }
         }
         if let Some(until) = shared.cluster.caches.foreign_until(self.name) {

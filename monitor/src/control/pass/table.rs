@@ -23,7 +23,8 @@ pub(super) enum Written {
 }
 
 impl Pass<'_> {
-    /// Executes one transition under the claim and takes its answer over.
+    /// Executes one transition under the claim and takes its answer over. The row that comes back may carry an edit of
+    /// somebody else that wakes nobody any more: whoever calls this decides anew, or compares.
     pub(super) async fn write(&mut self, transition: &Transition) -> Written {
         let shared = self.shared;
         if let Err(over) = self.claim.check() {
@@ -130,24 +131,25 @@ impl Pass<'_> {
     }
 
     /// `deploying` becomes `running` as soon as this region can serve (D-1): each region's own status gates its traffic.
-    pub(super) async fn promote(&mut self, row: &EndpointRow) -> Option<Turn> {
+    /// Returns the row as it is then.
+    pub(super) async fn promote(&mut self, held: Held) -> Result<Held, Turn> {
+        let row = &held.row;
         let own = row.region_status.get(&self.shared.config.region);
         let serves = own.is_some_and(|entry| entry.state == State::Running);
         if row.desired_state != DesiredState::Deploying || !serves {
-            return None;
+            return Ok(held);
         }
         let transition = match transition::promote(row, self.shared.clock.wall()) {
             Ok(transition) => transition,
-            Err(error) => return Some(self.impossible(&error)),
+            Err(error) => return Err(self.impossible(&error)),
         };
         match self.write(&transition).await {
-            Written::Applied(_) => {
+            Written::Applied(promoted) => {
                 tracing::info!(action = "promote", "the endpoint serves: deploying becomes running");
-                // Promotion changes nothing of what is asked for here.
-                None
+                promoted.ok_or(Turn::Decide)
             }
-            Written::Refused => Some(Turn::Decide),
-            Written::End(end) => Some(Turn::End(end)),
+            Written::Refused => Err(Turn::Decide),
+            Written::End(end) => Err(Turn::End(end)),
         }
     }
 
