@@ -281,7 +281,12 @@ async fn a_leader_frozen_at_any_write_changes_nothing_once_another_leads() -> an
             .flat_map(|number| [Phase::Before, Phase::After].map(|phase| (number, phase)))
             .map(|(number, phase)| Moment { scenario, class: Class::Writes, number, phase })
             .collect();
-        moments.extend(size.choose(sample(&all, 2, moments.len() as u64), all));
+        // Most writes are of the status; a sample takes one of each kind.
+        let of_objects = |moment: &&Moment| !writes[moment.number - 1].summary.starts_with("UpdateItem");
+        let (objects, rows): (Vec<&Moment>, Vec<&Moment>) = all.iter().partition(of_objects);
+        let seed = moments.len() as u64;
+        let sampled = [sample(&objects, 1, seed), sample(&rows, 1, seed + 100)].concat();
+        moments.extend(size.choose(sampled, all));
     }
     let outcomes = frozen_at(moments, size.choose(4, 6)).await?;
     report("frozen at writes", &outcomes);
@@ -310,9 +315,9 @@ async fn a_leader_frozen_at_a_read_changes_nothing_once_another_leads() -> anyho
 }
 
 /// `count` of `all`, chosen by a seed.
-fn sample(all: &[Moment], count: usize, seed: u64) -> Vec<Moment> {
+fn sample(all: &[&Moment], count: usize, seed: u64) -> Vec<Moment> {
     let dice = SeededRandomness::new(seed);
-    let mut left = all.to_vec();
+    let mut left: Vec<Moment> = all.iter().map(|moment| **moment).collect();
     let mut chosen = Vec::new();
     while chosen.len() < count && !left.is_empty() {
         let roll = usize::from_str_radix(&dice.token()[..8], 16).unwrap();
