@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use futures::StreamExt as _;
 use gco_bed::wait;
 use gco_tests::region::gate::is_of_the_second_table;
 use gco_tests::region::objects::{number, text};
@@ -35,12 +36,9 @@ async fn d16_a_pass_at_rest_asks_nothing_and_writes_nothing() -> anyhow::Result<
         .with("LEASE_RENEW_TIMEOUT_SECONDS", 5);
     let monitor = Monitor::leading_with(&region, settings).await?;
     let names: Vec<String> = (0..endpoints).map(|number| format!("rest-{number:03}")).collect();
-    for name in &names {
-        region.deploy(name, spec(1, "0")).await?;
-    }
-    for name in &names {
-        region.agrees(name).await?;
-    }
+    let deployed = futures::stream::iter(&names).map(|name| region.deploy(name, spec(1, "0"))).buffer_unordered(8);
+    deployed.collect::<Vec<_>>().await.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
+    region.all_agree(&names, Duration::from_secs(600)).await?;
     // The last status writes may still be heard of; a pass that plans nothing ends that.
     quiet(&region, &monitor, &proxy).await?;
 

@@ -1,11 +1,13 @@
 //! When a row and a cluster agree: a second, independent opinion, written from the row's documentation and not from the
 //! monitor's code.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use gco_bed::wait::{self, WaitError};
 use gco_store::row::{DesiredState, EndpointRow};
 use gco_store::status::State;
+use gco_store::table::Consistency;
 use serde_json::Value;
 
 use super::objects::{annotation, is_ready, model_container, number, text, variable};
@@ -161,6 +163,30 @@ impl Region {
             }
         };
         wait::until(&format!("row and cluster to agree on {name} in {}", self.name()), BOUND, agreed).await
+    }
+
+    /// Waits until rows and cluster agree on many endpoints, all seen at one look.
+    ///
+    /// # Errors
+    /// When they do not within the bound.
+    pub async fn all_agree(&self, names: &[String], bound: Duration) -> Result<(), WaitError> {
+        let what = format!("rows and cluster to agree on {} endpoints in {}", names.len(), self.name());
+        let look = async || {
+            let snapshot = self.snapshot().await.map_err(|error| format!("{error:#}"))?;
+            let read = self.table().store().read_all(Consistency::Strong).await.map_err(|error| error.to_string())?;
+            let rows = read.items.into_iter().filter_map(|item| EndpointRow::parse(item).ok());
+            let rows: BTreeMap<String, EndpointRow> = rows.map(|row| (row.name.clone(), row)).collect();
+            let differing = |name: &String| match rows.get(name) {
+                Some(row) => disagreement(row, self.name(), &snapshot.of(name)).map(|why| format!("{name}: {why}")),
+                None => Some(format!("{name}: no row")),
+            };
+            let differences: Vec<String> = names.iter().filter_map(differing).collect();
+            match differences.first() {
+                None => Ok(()),
+                Some(first) => Err(format!("{} do not, for example {first}", differences.len())),
+            }
+        };
+        wait::until(&what, bound, look).await
     }
 
     /// Waits until the row is gone, and everything of it.
