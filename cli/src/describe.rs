@@ -177,7 +177,9 @@ fn entry_details(entry: &RegionEntry, current: &[String]) -> Vec<String> {
             entry.replicas_ready, entry.replicas_desired
         ));
     }
-    if let Some(observed) = &entry.observed_spec {
+    // Who serves nothing, as asked, looks at no spec.
+    let serves_nothing = matches!(entry.state, State::Stopping | State::Stopped);
+    if let Some(observed) = entry.observed_spec.as_ref().filter(|_| !serves_nothing) {
         lines.push(format!("spec: {}", spec_words(observed, current)));
     }
     if let Some(rollout) = &entry.rollout {
@@ -337,6 +339,17 @@ mod tests {
         assert!(words("b", "b", "a").starts_with("rolling out ("));
         assert!(words("b", "b", "").starts_with("rolling out ("));
         assert_eq!(words("b", "b", "b"), "up to date (seen bbbbbbbb, applied bbbbbbbb, serves bbbbbbbb)");
+    }
+
+    #[test]
+    fn a_region_that_serves_nothing_as_asked_is_not_said_to_lag_behind() {
+        let observed = ObservedSpec { seen: None, applied: Some("a".repeat(64)), serving: None };
+        let details = |state| {
+            let entry = RegionEntry { observed_spec: Some(observed.clone()), ..RegionEntry::new(state) };
+            entry_details(&entry, &["a".repeat(64)])
+        };
+        assert_eq!(details(State::Stopped), [""; 0]);
+        assert!(details(State::Creating)[0].starts_with("spec: not seen yet ("));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a suite fails by panicking")]
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -107,7 +108,7 @@ async fn a_killed_instance_that_is_started_again_comes_to_the_end_of_an_undistur
             .enumerate()
             .map(|(position, name)| (seed.below(LATEST_MILLISECONDS), Operation::CYCLE[(number + position) % 3], *name))
             .collect();
-        moments.sort_by(|one, other| other.0.cmp(&one.0));
+        moments.sort_by_key(|(before, ..)| Reverse(*before));
         let began = Instant::now();
         let kill = began + milliseconds(moments[0].0);
         for (before, operation, name) in &moments {

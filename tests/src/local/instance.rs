@@ -44,11 +44,29 @@ const QUICK: [(&str, &str); 3] = [
 /// How many lines of what it said a message shows.
 const SHOWN_LINES: usize = 12;
 
+#[derive(Debug)]
+struct Programs {
+    local: PathBuf,
+    engine: PathBuf,
+    monitor: PathBuf,
+}
+
+impl Programs {
+    fn find() -> anyhow::Result<Self> {
+        Ok(Self {
+            local: program("gco-local", &["infra/local/src", "infra/bed/src", "store/src", "infra/runtime/src"])?,
+            engine: program("gco-engine", &["infra/local/src/engine"])?,
+            monitor: program("gco-monitor", &["monitor/src", "store/src", "infra/runtime/src"])?,
+        })
+    }
+}
+
 /// A folder, and the `gco-local` that runs in it, if one does.
 #[derive(Debug)]
 pub struct LocalInstance {
     place: TempDir,
     regions: Vec<String>,
+    programs: Programs,
     table: OnceCell<Arc<dyn Table>>,
     running: Option<Child>,
     starts: usize,
@@ -58,29 +76,27 @@ impl LocalInstance {
     /// A new folder for these regions; nothing runs yet.
     ///
     /// # Errors
-    /// When no folder can be made.
+    /// When no folder can be made, or a program is missing or older than its sources.
     pub fn new(regions: &[&str]) -> anyhow::Result<Self> {
         let place = tempfile::Builder::new().prefix("gco-suite-local-").tempdir().context("making a folder")?;
         let regions = regions.iter().map(|region| (*region).to_owned()).collect();
-        Ok(Self { place, regions, table: OnceCell::new(), running: None, starts: 0 })
+        Ok(Self { place, regions, programs: Programs::find()?, table: OnceCell::new(), running: None, starts: 0 })
     }
 
     /// Starts it and waits until it says that everything is up; gives how long that took.
     ///
     /// # Errors
-    /// When it runs already, a program is missing or too old, or it does not come up.
+    /// When it runs already, or does not come up.
     pub async fn up(&mut self) -> anyhow::Result<Duration> {
         ensure!(self.running.is_none(), "it runs already");
-        let local = program("gco-local", &["infra/local/src", "infra/bed/src", "store/src", "infra/runtime/src"])?;
-        let engine = program("gco-engine", &["infra/local/src/engine"])?;
-        let monitor = program("gco-monitor", &["monitor/src", "store/src", "infra/runtime/src"])?;
         self.starts += 1;
         let log = std::fs::File::create(self.log()).context("opening a log")?;
-        let mut command = Command::new(local);
+        let mut command = Command::new(&self.programs.local);
         command.arg("up").arg("--data-dir").arg(self.data());
         for region in &self.regions {
             command.args(["--region", region]);
         }
+        let Programs { local: _, engine, monitor } = &self.programs;
         command.env("GCO_LOCAL_ENGINE", engine).env("GCO_LOCAL_MONITOR", monitor).envs(QUICK).env("PATH", self.path());
         let sink = log.try_clone().context("sharing a log")?;
         command.stdin(Stdio::null()).stdout(sink).stderr(log).kill_on_drop(true);

@@ -58,6 +58,8 @@ pub struct Programs {
     pub monitor: PathBuf,
     /// `gco`, if it is there: only for what is said.
     pub command_line: Option<PathBuf>,
+    /// Whether `kubectl` is on the search path: only for what is said.
+    pub has_kubectl: bool,
 }
 
 impl Programs {
@@ -74,10 +76,13 @@ impl Programs {
             Ok(path)
         };
         let command_line = this.with_file_name("gco");
+        let folders = environment.non_empty("PATH").map(std::env::split_paths);
+        let has_kubectl = folders.into_iter().flatten().any(|folder| folder.join("kubectl").is_file());
         Ok(Self {
             engine: find("GCO_LOCAL_ENGINE", "gco-engine", "cargo build -p gco-local")?,
             monitor: find("GCO_LOCAL_MONITOR", "gco-monitor", "cargo build -p gco-monitor --features embedded-table")?,
             command_line: command_line.is_file().then_some(command_line),
+            has_kubectl,
         })
     }
 }
@@ -230,7 +235,7 @@ fn hints(folder: &DataFolder, programs: &Programs, state: &InstanceState, has_sa
     if let Some(folder) = programs.command_line.as_deref().and_then(Path::parent) {
         let _ = writeln!(text, "  export PATH=\"{}:$PATH\"", folder.display());
     }
-    let _ = writeln!(text, "  export GCO_LOCAL={}", folder.path().display());
+    let _ = writeln!(text, "  export GCO_LOCAL=\"{}\"", folder.path().display());
     let name = if has_sample { SAMPLE_NAME } else { "chat" };
     if !has_sample {
         let _ = writeln!(text, "  gco inference deploy {name} -i {SAMPLE_IMAGE} --wait");
@@ -245,10 +250,11 @@ fn hints(folder: &DataFolder, programs: &Programs, state: &InstanceState, has_sa
         );
     }
     let _ = writeln!(text, "  gco inference scale {name} --replicas 3");
-    if let Some(region) = state.regions.first() {
+    let _ = writeln!(text, "  gco inference status {name} --watch --until running");
+    if let Some(region) = state.regions.first().filter(|_| programs.has_kubectl) {
         let _ = writeln!(
             text,
-            "  KUBECONFIG={} kubectl -n {INFERENCE_NAMESPACE} get pods -o wide",
+            "  KUBECONFIG=\"{}\" kubectl -n {INFERENCE_NAMESPACE} get pods -o wide",
             region.kubeconfig.display()
         );
     }
