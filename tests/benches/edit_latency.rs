@@ -1,7 +1,8 @@
 //! How long an edit takes from its commit in the table to the write at the API server, while many rows lie beside it.
 //!
 //! ```text
-//! cargo bench -p gco-tests --bench edit_latency -- [--rows 500] [--seconds 60] [--rate 10] [--interval 1]
+//! cargo build --workspace
+//! cargo bench --profile dev -p gco-tests --bench edit_latency -- [--rows 500] [--seconds 60] [--rate 10] [--interval 1]
 //! ```
 //!
 //! Measured at both ends by others than the monitor: the commit is when the table's server has answered the edit, the write
@@ -61,9 +62,11 @@ async fn main() -> anyhow::Result<()> {
     let table = TestTable::on_server(TableKind::Ministack).await?;
     let region = Region::start_with(RegionSettings::named("us-east-1"), table).await?;
     let names: Vec<String> = (0..arguments.rows).map(|number| format!("edit-{number:04}")).collect();
-    // Rows without pods: what is measured is the way of an edit, not how fast this machine starts pods.
+    // No node takes their pods: what is measured is the way of an edit, not how fast this machine starts pods.
+    let mut nowhere = spec(1, "0");
+    nowhere["node_selector"] = serde_json::json!({"kubernetes.io/hostname": "nowhere"});
     futures::stream::iter(&names)
-        .map(|name| region.deploy(name, spec(0, "0")))
+        .map(|name| region.deploy(name, nowhere.clone()))
         .buffer_unordered(8)
         .collect::<Vec<_>>()
         .await
