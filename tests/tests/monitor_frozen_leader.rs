@@ -259,8 +259,10 @@ fn report(what: &str, outcomes: &[Outcome]) {
             println!("  {:?} {}: {} sent late, answered {landed}", moment.scenario, request.number, request.summary);
         }
     }
-    let late = outcomes.iter().filter(|outcome| outcome.landed.is_some_and(|status| status < 300)).count();
-    println!("{what}: {late} late requests of the old leader were accepted by a server");
+    let landed =
+        |outcome: &&Outcome| outcome.moment.class == Class::Writes && outcome.landed.is_some_and(|status| status < 300);
+    let landed = outcomes.iter().filter(landed).count();
+    println!("{what}: {landed} late writes of the old leader were accepted by a server, and put right by the new one");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -101,8 +101,8 @@ impl Applied {
     }
 
     fn fail(&mut self, key: &ObjectKey, error: &ApiError) {
-        let failure =
-            Failure { key: Some(key.clone()), category: error.category, message: format!("{key}: {}", error.message) };
+        // The report puts the object's name in front of the message.
+        let failure = Failure { key: Some(key.clone()), category: error.category, message: error.message.clone() };
         self.done.failures.push(failure);
     }
 }

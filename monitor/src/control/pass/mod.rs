@@ -18,7 +18,7 @@ use super::shared::{LastPass, Memory, Shared};
 use crate::admin::telemetry::category_word;
 use crate::intent::{CleanUp, Intent};
 use crate::leadership::Claim;
-use crate::report::{Category, Done};
+use crate::report::{Category, Done, Failure};
 
 /// How often a pass decides anew because its row changed under it. Every region's status write changes the row.
 const MOST_DECISIONS: usize = 6;
@@ -85,13 +85,19 @@ pub(super) async fn run(shared: &Shared, name: &str, claim: &Claim) -> PassEnd {
         outcome: end.outcome,
         ended: shared.now(),
         intent,
-        failures: done.failures.iter().map(|failure| failure.message.clone()).collect(),
+        failures: done.failures.iter().map(failure_words).collect(),
         obstacles: done.obstacles.iter().map(|one| format!("{}: {}", one.key, one.reason)).collect(),
     });
     if shared.rows().get(name).is_some() {
         shared.put_memory(name, memory);
     }
     end
+}
+
+/// A failure for people: the object, and what the server said.
+fn failure_words(failure: &Failure) -> String {
+    let Failure { key, category: _, message } = failure;
+    key.as_ref().map_or_else(|| message.clone(), |key| format!("{key}: {message}"))
 }
 
 impl Pass<'_> {
