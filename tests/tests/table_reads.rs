@@ -164,6 +164,7 @@ async fn every_call(table: &dyn Table, transition: &Transition) -> Vec<(&'static
         ("execute", table.execute(transition).await.unwrap_err()),
         ("check", table.check().await.unwrap_err()),
         ("read_region", table.read_region("us-east-1").await.unwrap_err()),
+        ("read_regions", table.read_regions().await.unwrap_err()),
         ("set_frozen", table.set_frozen("us-east-1", true).await.unwrap_err()),
     ]
 }
