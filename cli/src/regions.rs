@@ -6,9 +6,11 @@ use std::sync::Arc;
 use gco_runtime::environment::Environment;
 use gco_store::problem::FieldProblem;
 use gco_store::table::{ErrorCategory, RegionItem, Table, TableError};
+use gco_store::time;
+use jiff::Timestamp;
 use tokio::task::JoinSet;
 
-use crate::flags;
+use crate::{age, flags};
 
 /// Environment variable with the regions of the fleet, separated by commas.
 pub const REGIONS_VARIABLE: &str = "GCO_REGIONS";
@@ -36,16 +38,23 @@ pub fn of_environment(environment: &Environment) -> Result<Option<KnownRegions>,
     Ok((!regions.is_empty()).then(|| KnownRegions { regions, source: REGIONS_VARIABLE.to_owned() }))
 }
 
-/// The regions whose monitor has written a heartbeat.
+/// Oldest heartbeat, in seconds, of a region that a deploy without regions goes to: 60 heartbeats of a minute each. A region
+/// that was taken out of service keeps its last one, and an endpoint sent there could never be purged.
+const OLDEST_HEARTBEAT_SECONDS: u64 = 3_600;
+
+/// The regions whose monitor has written a heartbeat within the last hour before `now`.
 ///
 /// # Errors
 /// When the second table cannot be read; an absent one (a fleet of the original) has no heartbeats.
-pub async fn reporting(table: &Arc<dyn Table>) -> Result<KnownRegions, TableError> {
+pub async fn reporting(table: &Arc<dyn Table>, now: Timestamp) -> Result<KnownRegions, TableError> {
     let items = match table.read_regions().await {
         Err(error) if error.category == ErrorCategory::Table => BTreeMap::new(),
         read => read?,
     };
-    let alive = items.into_iter().filter(|(_, item)| item.heartbeat.is_some());
+    let alive = items.into_iter().filter(|(_, item)| {
+        let last = item.heartbeat.as_ref().and_then(|heartbeat| time::parse(&heartbeat.last_heartbeat));
+        last.is_some_and(|last| age::seconds_between(last, now) <= OLDEST_HEARTBEAT_SECONDS)
+    });
     let source = "the regions whose monitor reports to the table".to_owned();
     Ok(KnownRegions { regions: alive.map(|(region, _)| region).collect(), source })
 }

@@ -12,6 +12,7 @@ use gco_store::row::EndpointRow;
 use gco_store::table::Consistency;
 use gco_store::transition::{self, CreateRequest, OperationError, Write};
 use gco_store::wire::item_to_plain_json;
+use jiff::Timestamp;
 
 use crate::arguments::DeployFlags;
 use crate::commands::Context;
@@ -53,7 +54,7 @@ pub async fn execute(given: &DeployFlags, context: &mut Context<'_, '_, '_>) -> 
     }
 
     let connection = selection.open().await?;
-    let targets = targets(&draft, known.as_ref(), &connection).await?;
+    let targets = targets(&draft, known.as_ref(), &connection, context.clock.wall()).await?;
     let request = draft.request(&targets);
     if given.dry_run {
         return dry_run(&request, &connection, context).await;
@@ -84,14 +85,19 @@ fn unknown_regions(draft: &Draft, known: &KnownRegions) -> Vec<FieldProblem> {
         .collect()
 }
 
-async fn targets(draft: &Draft, known: Option<&KnownRegions>, connection: &Connection) -> Result<Vec<String>, Failure> {
+async fn targets(
+    draft: &Draft,
+    known: Option<&KnownRegions>,
+    connection: &Connection,
+    now: Timestamp,
+) -> Result<Vec<String>, Failure> {
     if !draft.regions.is_empty() {
         return Ok(draft.regions.clone());
     }
     if let Some(known) = known {
         return Ok(known.regions.clone());
     }
-    let reporting = regions::reporting(&connection.table).await.map_err(|error| connection.failed(&error))?;
+    let reporting = regions::reporting(&connection.table, now).await.map_err(|error| connection.failed(&error))?;
     if reporting.regions.is_empty() {
         let asked =
             format!("no -r, no {}, and no region reports to {}", regions::REGIONS_VARIABLE, connection.described);

@@ -154,10 +154,13 @@ fn without_a_region_it_goes_to_the_regions_whose_monitors_report() {
     let house = House::new();
     // An item without a heartbeat is of an operator who froze a region that no monitor serves.
     house.block_on(house.table.set_frozen("ap-south-1", true)).unwrap();
-    for region in ["us-west-2", "eu-west-1"] {
+    // The fresh ones lie ahead of every clock, so that they are fresh whenever the test runs; the old one is of a region that
+    // was taken out of service.
+    let (fresh, old) = ("2100-01-01T00:00:00+00:00", "2020-01-01T00:00:00+00:00");
+    for (region, at) in [("us-west-2", fresh), ("eu-west-1", fresh), ("sa-east-1", old)] {
         let heartbeat = RegionHeartbeat {
             region: region.to_owned(),
-            last_heartbeat: "2026-11-29T12:00:00+00:00".to_owned(),
+            last_heartbeat: at.to_owned(),
             version: "0.1.0".to_owned(),
             leader: "monitor-1".to_owned(),
             last_complete_read_age_seconds: 3,
