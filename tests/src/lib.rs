@@ -2,6 +2,7 @@
 //!
 //! The suites themselves are in `tests/tests/`, measurements in `tests/benches/`.
 
+pub mod dice;
 pub mod local;
 pub mod region;
 pub mod size;

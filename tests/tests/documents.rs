@@ -10,16 +10,17 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-fn is_up_to_date(page: &str, generated: &str) {
+fn is_up_to_date(page: &str, generated: &str) -> std::io::Result<()> {
     let path = root().join("docs").join(page);
     if Environment::process().non_empty("UPDATE_DOCUMENTS").is_some() {
-        std::fs::write(&path, generated).unwrap();
+        std::fs::write(&path, generated)?;
     }
     let stored = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(
         stored == generated,
         "docs/{page} is out of date: run UPDATE_DOCUMENTS=1 cargo test -p gco-tests --test documents"
     );
+    Ok(())
 }
 
 /// Families, types, labels and help texts of the Prometheus text.
@@ -33,7 +34,9 @@ fn metrics_page(text: &str) -> String {
         if let Some((name, help)) = line.strip_prefix("# HELP ").and_then(|rest| rest.split_once(' ')) {
             families.push((name.to_owned(), String::new(), String::new(), help.to_owned()));
         } else if let Some((_, kind)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' ')) {
-            families.last_mut().unwrap().1 = kind.to_owned();
+            if let Some(family) = families.last_mut() {
+                family.1 = kind.to_owned();
+            }
         } else if let Some(family) = families.last_mut().filter(|family| family.2.is_empty()) {
             let labels =
                 line.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map_or("", |(labels, _)| labels);
@@ -51,7 +54,7 @@ fn metrics_page(text: &str) -> String {
 
 #[test]
 fn the_configuration_page_is_up_to_date() {
-    is_up_to_date("configuration.md", &gco_monitor::config::reference::page());
+    is_up_to_date("configuration.md", &gco_monitor::config::reference::page()).unwrap();
 }
 
 #[test]
@@ -59,33 +62,33 @@ fn the_metrics_page_is_up_to_date_and_names_every_family() {
     let telemetry = Telemetry::new().unwrap();
     let page = metrics_page(&telemetry.render().unwrap());
     assert!(page.matches("\n| `gco_").count() > 20, "{page}");
-    is_up_to_date("metrics.md", &page);
+    is_up_to_date("metrics.md", &page).unwrap();
 }
 
 /// Names of all functions in the project's Rust sources.
-fn functions() -> BTreeSet<String> {
+fn functions() -> std::io::Result<BTreeSet<String>> {
     let mut names = BTreeSet::new();
     let mut folders: Vec<PathBuf> =
         ["store", "infra", "monitor", "cli", "tests"].iter().map(|folder| root().join(folder)).collect();
     while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(&folder).unwrap() {
-            let path = entry.unwrap().path();
+        for entry in std::fs::read_dir(&folder)? {
+            let path = entry?.path();
             if path.is_dir() {
                 folders.push(path);
             } else if path.extension().is_some_and(|extension| extension == "rs") {
-                let source = std::fs::read_to_string(&path).unwrap();
+                let source = std::fs::read_to_string(&path)?;
                 let declared = source.split("fn ").skip(1).filter_map(|rest| rest.split(['(', '<']).next());
                 names.extend(declared.map(str::to_owned));
             }
         }
     }
-    names
+    Ok(names)
 }
 
 #[test]
 fn every_weakness_of_the_page_names_a_test_that_exists() {
     let page = std::fs::read_to_string(root().join("docs/weaknesses.md")).unwrap();
-    let functions = functions();
+    let functions = functions().unwrap();
     let rows: Vec<&str> = page.lines().filter(|line| line.starts_with("| D-")).collect();
     assert!(rows.len() >= 30, "{} rows", rows.len());
     for row in rows {

@@ -80,8 +80,11 @@ fn bad_rows() -> Vec<BadRow> {
     ]
 }
 
+/// Changes a good row.
+type Spoiler = Box<dyn Fn(&mut Item)>;
+
 /// A row of 390 KB, a number as `8E3` and unknown attributes of every type: odd, and served all the same.
-fn odd_rows() -> Vec<(&'static str, Box<dyn Fn(&mut Item)>)> {
+fn odd_rows() -> Vec<(&'static str, Spoiler)> {
     let number = |text: &str| Value::Number(text.to_owned());
     vec![
         (

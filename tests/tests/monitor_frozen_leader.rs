@@ -13,6 +13,7 @@ use futures::StreamExt as _;
 use gco_bed::rewriting_proxy::RewritingProxy;
 use gco_bed::wait;
 use gco_runtime::random::{Randomness as _, SeededRandomness};
+use gco_tests::dice::roll;
 use gco_tests::region::gate::{Class, Counted, Phase, Trap};
 use gco_tests::region::objects::{model_container, variable};
 use gco_tests::region::rows::spec;
@@ -322,7 +323,7 @@ fn sample(all: &[&Moment], count: usize, seed: u64) -> Vec<Moment> {
     let mut left: Vec<Moment> = all.iter().map(|moment| **moment).collect();
     let mut chosen = Vec::new();
     while chosen.len() < count && !left.is_empty() {
-        let roll = usize::from_str_radix(&dice.token()[..8], 16).unwrap();
+        let roll = roll(&dice);
         chosen.push(left.remove(roll % left.len()));
     }
     chosen

@@ -8,7 +8,8 @@ use anyhow::{Context as _, ensure};
 use futures::StreamExt as _;
 use gco_bed::control_plane::AuditEvent;
 use gco_bed::rewriting_proxy::RewritingProxy;
-use gco_runtime::random::{Randomness as _, SeededRandomness};
+use gco_runtime::random::SeededRandomness;
+use gco_tests::dice::roll;
 use gco_tests::region::gate::{Class, Phase, Trap};
 use gco_tests::region::objects::differences;
 use gco_tests::region::rows::spec;
@@ -162,8 +163,8 @@ async fn killed_during(scenario: Scenario, seed: u64) -> anyhow::Result<()> {
     println!("{scenario:?}: {requests} requests undisturbed");
     let dice = SeededRandomness::new(seed);
     let moments = (0..runs).map(|_| {
-        let roll = usize::from_str_radix(&dice.token()[..8], 16).unwrap();
-        (1 + roll / 2 % requests, if roll % 2 == 0 { Phase::Before } else { Phase::After })
+        let roll = roll(&dice);
+        (1 + roll / 2 % requests, if roll.is_multiple_of(2) { Phase::Before } else { Phase::After })
     });
     let outcomes: Vec<_> = futures::stream::iter(moments.collect::<Vec<_>>())
         .map(|moment| async move {

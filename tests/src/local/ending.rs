@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn a_pod_more_or_one_that_is_not_ready_is_another_end() {
         let one = pod("ember", "1", "True");
-        assert_ne!(end("ember", &[one.clone()]), end("ember", &[one.clone(), pod("ember", "2", "True")]));
+        assert_ne!(end("ember", std::slice::from_ref(&one)), end("ember", &[one.clone(), pod("ember", "2", "True")]));
         assert_ne!(end("ember", &[one]), end("ember", &[pod("ember", "1", "False")]));
     }
 }
