@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cargo build --workspace
-//! cargo bench --profile dev -p gco-tests --bench edit_latency -- [--rows 500] [--seconds 60] [--rate 10] [--interval 1]
+//! cargo bench --profile dev -p gco-tests --bench edit_latency -- [--rows 500] [--seconds 60] [--rate 10] [--interval 1] [--table embedded]
 //! ```
 //!
 //! Measured at both ends by others than the monitor: the commit is when the table's server has answered the edit, the write
@@ -25,11 +25,12 @@ struct Arguments {
     seconds: u64,
     rate: u32,
     interval: f64,
+    table: String,
 }
 
 impl Arguments {
     fn read() -> anyhow::Result<Self> {
-        let mut arguments = Self { rows: 500, seconds: 60, rate: 10, interval: 1.0 };
+        let mut arguments = Self { rows: 500, seconds: 60, rate: 10, interval: 1.0, table: "embedded".to_owned() };
         let mut given = std::env::args().skip(1);
         while let Some(name) = given.next() {
             // Cargo says so to every bench.
@@ -42,7 +43,8 @@ impl Arguments {
                 "--seconds" => arguments.seconds = value.parse().context("--seconds")?,
                 "--rate" => arguments.rate = value.parse().context("--rate")?,
                 "--interval" => arguments.interval = value.parse().context("--interval")?,
-                other => bail!("unknown argument {other}; allowed: --rows, --seconds, --rate, --interval"),
+                "--table" => arguments.table = value,
+                other => bail!("unknown argument {other}; allowed: --rows, --seconds, --rate, --interval, --table"),
             }
         }
         ensure!(arguments.rows > 0 && arguments.rate > 0 && arguments.seconds > 0, "all arguments must be above zero");
@@ -59,7 +61,12 @@ struct Edit {
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let arguments = Arguments::read()?;
-    let table = TestTable::on_server(TableKind::Ministack).await?;
+    let table = match arguments.table.as_str() {
+        "embedded" => TestTable::embedded().await?,
+        "ministack" => TestTable::on_server(TableKind::Ministack).await?,
+        "dynalite" => TestTable::on_server(TableKind::Dynalite).await?,
+        other => bail!("--table {other}: must be embedded, ministack or dynalite"),
+    };
     let region = Region::start_with(RegionSettings::named("us-east-1"), table).await?;
     let names: Vec<String> = (0..arguments.rows).map(|number| format!("edit-{number:04}")).collect();
     // No node takes their pods: what is measured is the way of an edit, not how fast this machine starts pods.
@@ -88,6 +95,7 @@ async fn main() -> anyhow::Result<()> {
         .await?;
     monitor.full_pass().await?;
 
+    let before = Work::of(&monitor).await?;
     let mark = region.audit()?.mark()?;
     let mut ticks = tokio::time::interval(Duration::from_secs(1) / arguments.rate);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
@@ -118,6 +126,7 @@ async fn main() -> anyhow::Result<()> {
     })
     .await?;
 
+    let work = Work::of(&monitor).await?;
     let writes = region.monitor_writes_since(mark)?;
     let mut arrivals: BTreeMap<&str, Vec<Timestamp>> = BTreeMap::new();
     for write in writes.iter().filter(|write| write.resource == "deployments" && (200..300).contains(&write.code)) {
@@ -150,5 +159,33 @@ async fn main() -> anyhow::Result<()> {
         format!("{:.3} s", at(0.99)),
         at(1.0),
     );
+    let passes = work.passes - before.passes;
+    println!(
+        "the monitor meanwhile: {passes} passes of {:.1} ms on average, {} status writes, {} reads of the whole table",
+        (work.pass_seconds - before.pass_seconds) * 1000.0 / passes.max(1.0),
+        work.status_writes - before.status_writes,
+        work.full_reads - before.full_reads,
+    );
     Ok(())
+}
+
+/// What the monitor has done so far, by its own count.
+struct Work {
+    passes: f64,
+    pass_seconds: f64,
+    status_writes: f64,
+    full_reads: f64,
+}
+
+impl Work {
+    async fn of(monitor: &Monitor) -> anyhow::Result<Self> {
+        let operations = "gco_monitor_table_operations_total";
+        let count = async |name, labels| anyhow::Ok(monitor.metric(name, labels).await?.unwrap_or_default());
+        Ok(Self {
+            passes: count("gco_monitor_pass_duration_seconds_count", &[]).await?,
+            pass_seconds: count("gco_monitor_pass_duration_seconds_sum", &[]).await?,
+            status_writes: count(operations, &[("operation", "write_region_status")]).await?,
+            full_reads: count(operations, &[("operation", "read_all")]).await?,
+        })
+    }
 }
