@@ -61,6 +61,8 @@ pub struct Memory {
     pub said: BTreeSet<String>,
     /// Since when an admission policy takes us for a deposed leader.
     pub stale_since: Option<BootTime>,
+    /// When this region's entry was last written.
+    pub status_written: Option<BootTime>,
     /// How the last pass ended, for the state page.
     pub last: Option<LastPass>,
 }

@@ -15,7 +15,7 @@ mod situations;
 mod standing;
 
 use gco_store::row::EndpointRow;
-use gco_store::status::RegionEntry;
+use gco_store::status::{RegionEntry, Rollout};
 
 use crate::intent::{CleanUp, Intent};
 use crate::object::{ObjectKey, Observed};
@@ -136,6 +136,34 @@ pub fn report(input: &ReportInput<'_>) -> Option<RegionEntry> {
     (!says_the_same).then_some(entry)
 }
 
+/// Whether what is new in `entry` is progress only: counts of pods, words about pods, texts. Such an entry may wait for the
+/// next one, so that a rollout does not cost a table write (and its copy in every region) per pod event. What anybody routes
+/// by, waits for or acts on is never put off: state, degradation, conditions, hashes, blocked objects, clean-up counts and
+/// every key that this version does not know the meaning of.
+#[must_use]
+pub fn may_wait(stored: &RegionEntry, entry: &RegionEntry) -> bool {
+    let pressing = |entry: &RegionEntry| {
+        let mut pressing = RegionEntry {
+            replicas_ready: 0,
+            last_sync: None,
+            rollout: entry.rollout.as_ref().map(|rollout| Rollout {
+                updated: 0,
+                updated_ready: 0,
+                total: 0,
+                ..rollout.clone()
+            }),
+            pods: Vec::new(),
+            ..entry.clone()
+        };
+        for condition in &mut pressing.conditions {
+            condition.message.clear();
+            condition.since.clear();
+        }
+        pressing
+    };
+    pressing(stored) == pressing(entry)
+}
+
 /// The stored entry, if it is about the same thing; one of another lifecycle or generation is replaced whole.
 fn stored_for<'a>(stored: Option<&'a RegionEntry>, identity: &crate::identity::RowIdentity) -> Option<&'a RegionEntry> {
     stored.filter(|entry| is_of(entry, identity))
@@ -144,4 +172,70 @@ fn stored_for<'a>(stored: Option<&'a RegionEntry>, identity: &crate::identity::R
 fn is_of(entry: &RegionEntry, identity: &crate::identity::RowIdentity) -> bool {
     let crate::identity::RowIdentity { lifecycle_id, region_generation } = identity;
     entry.lifecycle_id.as_ref() == Some(lifecycle_id) && entry.region_generation.as_ref() == Some(region_generation)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gco_store::status::{ObservedSpec, PodReason, State, StatusCondition};
+    use gco_store::wire::Value;
+
+    fn entry() -> RegionEntry {
+        RegionEntry {
+            rollout: Some(Rollout { updated: 1, updated_ready: 0, total: 2, stuck: None }),
+            conditions: vec![StatusCondition {
+                kind: "RolledOut".into(),
+                status: "False".into(),
+                reason: "Progressing".into(),
+                message: "0 of 2".into(),
+                since: "2026-01-01T00:00:00+00:00".into(),
+            }],
+            ..RegionEntry::new(State::Running)
+        }
+    }
+
+    #[test]
+    fn counts_and_words_may_wait_for_the_next_write() {
+        let changes: [fn(&mut RegionEntry); 4] = [
+            |entry| entry.replicas_ready = 1,
+            |entry| entry.rollout.as_mut().unwrap().updated_ready = 1,
+            |entry| entry.conditions[0].message = "1 of 2".into(),
+            |entry| {
+                entry.pods.push(PodReason {
+                    reason: "NotReady".into(),
+                    message: String::new(),
+                    count: 1,
+                    example: "chat-1".into(),
+                    exit_code: None,
+                });
+            },
+        ];
+        for change in changes {
+            let mut changed = entry();
+            change(&mut changed);
+            assert!(may_wait(&entry(), &changed), "{changed:?}");
+        }
+    }
+
+    #[test]
+    fn what_anybody_routes_by_or_waits_for_is_written_at_once() {
+        let changes: [fn(&mut RegionEntry); 9] = [
+            |entry| entry.state = State::Creating,
+            |entry| entry.degraded = true,
+            |entry| entry.replicas_desired = 3,
+            |entry| entry.rollout = None,
+            |entry| entry.rollout.as_mut().unwrap().stuck = Some("ProgressDeadlineExceeded".into()),
+            |entry| entry.conditions[0].status = "True".into(),
+            |entry| entry.observed_spec = Some(ObservedSpec { seen: Some("a".into()), ..ObservedSpec::default() }),
+            |entry| entry.absence_observations = Some(1),
+            |entry| {
+                entry.extra.insert("canary".into(), Value::from("anything"));
+            },
+        ];
+        for change in changes {
+            let mut changed = entry();
+            change(&mut changed);
+            assert!(!may_wait(&entry(), &changed), "{changed:?}");
+        }
+    }
 }

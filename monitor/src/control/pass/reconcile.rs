@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use gco_runtime::clock::BootTime;
 use gco_store::row::EndpointRow;
+use gco_store::status::RegionEntry;
 use gco_store::table::TableError;
 
 use super::super::action::action_of;
@@ -17,7 +18,7 @@ use crate::intent::{CleanUp, Intent};
 use crate::object::{DesiredSet, Kind, ObjectKey, Observed};
 use crate::plan::{Goal, Plan, PlanInput, Step, plan};
 use crate::render::{RenderInput, classic};
-use crate::report::{Category, Done, ReportInput, report};
+use crate::report::{Category, Done, ReportInput, may_wait, report};
 
 /// Plans per decision: some for a plan that comes in stages, some for conflicts.
 const MOST_PLANS: usize = 10;
@@ -34,6 +35,10 @@ const NOT_SYNCED_WAIT: Duration = Duration::from_millis(200);
 const STALE_TERM_PATIENCE: Duration = Duration::from_secs(5);
 /// Wait between these retries.
 const STALE_TERM_WAIT: Duration = Duration::from_millis(300);
+
+/// Progress of a rollout is written at most this often per endpoint: one of two replicas changes the counts about four
+/// times within its first second, and each write is copied to every region of the table.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(2);
 
 /// What a strong read of the row said about acting on it.
 enum Authority {
@@ -323,7 +328,9 @@ impl Pass<'_> {
         });
         let mut held = held;
         if let Some(entry) = entry {
-            if away {
+            if let Some(wait) = self.put_off(&held.row, &entry) {
+                end = later(end, PassEnd::waiting(wait));
+            } else if away {
                 end = later(end, PassEnd::failed(Category::Unavailable));
             } else {
                 match self.write_status(&held.row, intent, &entry).await {
@@ -358,6 +365,14 @@ impl Pass<'_> {
             end = later(end, PassEnd::waiting(wait));
         }
         Turn::End(end)
+    }
+
+    /// How long an entry that only tells progress waits for the one after it; `None`: it is written now.
+    fn put_off(&self, row: &EndpointRow, entry: &RegionEntry) -> Option<Duration> {
+        let written = self.memory.status_written?;
+        let stored = row.region_status.get(&self.shared.config.region)?;
+        let left = PROGRESS_INTERVAL.saturating_sub(self.shared.now().saturating_duration_since(written));
+        (!left.is_zero() && may_wait(stored, entry)).then_some(left)
     }
 
     /// Warns once when an endpoint has had no ready pod for too long; returns when to look again.

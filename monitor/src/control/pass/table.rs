@@ -114,6 +114,7 @@ impl Pass<'_> {
         };
         match self.write(&transition).await {
             Written::Applied(held) => {
+                self.memory.status_written = Some(self.shared.now());
                 tracing::info!(
                     action = "status",
                     state = entry.state.as_str(),
