@@ -102,6 +102,9 @@ pub enum Verb {
     /// Make the regions change nothing for an endpoint, while they go on reporting
     #[command(after_help = PAUSE_HELP)]
     Pause(NameFlags),
+    /// Replace pods of an older rendering by current ones, a few endpoints at once
+    #[command(after_help = REFRESH_HELP)]
+    Refresh(RefreshFlags),
     /// End a pause
     #[command(after_help = RESUME_HELP)]
     Resume(NameFlags),
@@ -166,6 +169,16 @@ Examples:
   gco inference pause chat
 
 Pods go on serving. Edits are stored, but no region acts on them before `gco inference resume chat`.";
+
+const REFRESH_HELP: &str = "\
+Examples:
+  gco inference refresh chat
+  gco inference refresh --all --at-once 2 -y
+  gco inference refresh --clear -r us-east-1
+
+An upgrade, and taking over the endpoints of the earlier control plane, leave running pods as they are; this replaces them.
+Each region restarts at most UNASKED_RESTARTS_AT_ONCE endpoints at once (5), or --at-once if that is fewer, and begins no
+further one after UNASKED_RESTARTS_FAILURES (3) that do not come up. --clear says that somebody has looked at those.";
 
 const RESUME_HELP: &str = "\
 Examples:
@@ -304,6 +317,28 @@ pub struct UpdateImageFlags {
     /// The new image
     #[arg(short, long, value_name = "IMAGE", required = true)]
     pub image: String,
+}
+
+/// Flags of `refresh`.
+#[derive(Clone, Debug, Default, Args)]
+pub struct RefreshFlags {
+    /// Name of the endpoint
+    pub endpoint_name: Option<String>,
+    /// Every endpoint
+    #[arg(long)]
+    pub all: bool,
+    /// Endpoints of a region that are restarted at once, at most; a region's own limit counts if it is lower
+    #[arg(long, value_name = "COUNT", allow_hyphen_values = true)]
+    pub at_once: Option<String>,
+    /// Let restarts go on that stopped because some had failed
+    #[arg(long)]
+    pub clear: bool,
+    /// With --clear: in this region (repeat) [default: all regions that report]
+    #[arg(short, long = "region", value_name = "REGION", allow_hyphen_values = true)]
+    pub regions: Vec<String>,
+    /// Do not ask
+    #[arg(short, long)]
+    pub yes: bool,
 }
 
 /// Flags of a verb that takes only a name.

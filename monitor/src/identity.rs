@@ -22,6 +22,17 @@ pub const ANNOTATION_INPUT_HASH: &str = "gco.io/input-hash";
 /// Annotation (ours), on Deployments: version of the renderer that wrote the template.
 pub const ANNOTATION_RENDERER: &str = "gco.io/renderer";
 
+/// What [`ANNOTATION_RENDERER`] says of a pod template that the original wrote and that we keep.
+pub const RENDERER_ORIGINAL: &str = "original";
+/// Annotation (ours), on Deployments: digest of the row's spec as it was written down when the template was last asked for.
+/// A restart under an unchanged digest is one that no edit asked for.
+pub const ANNOTATION_SPEC_DIGEST: &str = "gco.io/spec-digest";
+/// Annotation (ours), on Deployments: the row's last refresh that this object has taken part in.
+pub const ANNOTATION_REFRESHED: &str = "gco.io/refreshed";
+/// Annotation (ours), on Deployments: why the pods were last restarted. `edit`, or the time and a word for a restart that no
+/// edit asked for (`2026-11-29T12:00:00+00:00 refresh`): these are counted by the limits on such restarts.
+pub const ANNOTATION_RESTART_CAUSE: &str = "gco.io/restart-cause";
+
 /// Under which leadership a pass writes. Plain data: the right to write is `leadership::Claim`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaderMark {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use gco_store::name;
 use gco_store::problem::FieldProblem;
-use gco_store::row::{DesiredState, EndpointRow};
+use gco_store::row::{DesiredState, EndpointRow, Refresh};
 use gco_store::spec::{CheckedSpec, Spec};
 
 use crate::identity::RowIdentity;
@@ -45,6 +45,8 @@ pub enum Intent {
         identity: RowIdentity,
         /// What to run.
         spec: Box<CheckedSpec>,
+        /// The last refresh that was asked for.
+        refresh: Option<Refresh>,
         /// Only observe and report.
         paused: bool,
     },
@@ -234,7 +236,7 @@ fn of_serving(row: &EndpointRow, context: &RegionContext<'_>, identity: RowIdent
     if !unsupported.is_empty() {
         return reject(reason::NOT_YET_SUPPORTED, unsupported);
     }
-    Intent::Serve { identity, spec: Box::new(checked), paused }
+    Intent::Serve { identity, spec: Box::new(checked), refresh: row.refresh.clone(), paused }
 }
 
 /// Rights exist in one namespace only, and the router refuses others: accepting the row would promise what cannot be

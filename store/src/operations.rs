@@ -13,7 +13,7 @@ use jiff::Timestamp;
 
 use crate::name;
 use crate::problem::FieldProblem;
-use crate::row::{DesiredState, EndpointRow};
+use crate::row::{DesiredState, EndpointRow, Refresh};
 use crate::table::{Consistency, ErrorCategory, Outcome, Table, TableError};
 use crate::transition::{self, CreateRequest, OperationError, Transition};
 use crate::wire::{Item, Value};
@@ -312,6 +312,20 @@ impl Store {
             transition::set_paused(row, paused, (self.now)()).map(|transition| Some(Decision::Write(transition)))
         };
         self.edit(name, Words::new(if paused { "paused" } else { "resumed" }), decide).await
+    }
+
+    /// Asks that pods run what the monitors render now (`control.refresh`).
+    ///
+    /// # Errors
+    /// A bad count, an absent or deleted row, a conflict, a failed call.
+    pub async fn refresh(&self, name: &str, wish: &Refresh) -> Result<EndpointRow, StoreError> {
+        let decide = |_: &EndpointRow, row: &EndpointRow| {
+            if row.refresh.as_ref() == Some(wish) {
+                return Ok(Some(Decision::Done));
+            }
+            transition::refresh(row, wish, (self.now)()).map(|transition| Some(Decision::Write(transition)))
+        };
+        self.edit(name, Words::new("refreshed"), decide).await
     }
 
     /// Sets the target regions (B.10).

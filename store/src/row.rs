@@ -61,6 +61,8 @@ pub struct EndpointRow {
     pub deletion_regions: Option<Vec<String>>,
     /// `control.paused` (ours; the original keeps it and does not know it).
     pub paused: bool,
+    /// `control.refresh` (ours, likewise): somebody asked for the current rendering of pods.
+    pub refresh: Option<Refresh>,
     /// Attributes of a type that the contract does not give them.
     pub problems: Vec<FieldProblem>,
     /// The row exactly as read.
@@ -91,6 +93,15 @@ impl DesiredState {
             other => Self::Unknown(other.to_owned()),
         }
     }
+}
+
+/// A wish that pods run what the monitors render now, though no edit asks for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refresh {
+    /// `requested_at`: when, ISO-8601; tells one wish from another.
+    pub requested_at: String,
+    /// `at_once`: how many endpoints of a region may restart at once for it; a region's own limit counts if it is lower.
+    pub at_once: Option<u32>,
 }
 
 /// How far the regions are with confirming a deletion (contract C.9).
@@ -143,6 +154,7 @@ impl EndpointRow {
                 true
             }
         };
+        let refresh = reader.refresh();
         let row = Self {
             name,
             lifecycle_id: reader.non_empty_text("lifecycle_id"),
@@ -161,6 +173,7 @@ impl EndpointRow {
             deletion_generation: reader.non_empty_text("deletion_generation"),
             deletion_regions: reader.texts("deletion_regions"),
             paused,
+            refresh,
             problems: Vec::new(),
             item: Item::new(),
         };
@@ -294,6 +307,32 @@ impl<'a> Reader<'a> {
                 None
             }
         }
+    }
+
+    /// `control.refresh`. One that cannot be read restarts nothing.
+    fn refresh(&mut self) -> Option<Refresh> {
+        let refresh = match self.map("control").and_then(|control| control.get("refresh")) {
+            None | Some(Value::Null) => return None,
+            Some(refresh) => refresh,
+        };
+        let requested_at = refresh.at(&["requested_at"]).and_then(Value::as_str).filter(|text| !text.is_empty());
+        let at_once = match refresh.at(&["at_once"]) {
+            None | Some(Value::Null) => Ok(None),
+            Some(count) => count
+                .as_integer()
+                .and_then(|count| u32::try_from(count).ok())
+                .filter(|count| *count > 0)
+                .map(Some)
+                .ok_or(()),
+        };
+        let (Some(requested_at), Ok(at_once)) = (requested_at, at_once) else {
+            self.problem(
+                "control.refresh",
+                "must be a map with `requested_at` S and, if at all, `at_once` N from 1 on",
+            );
+            return None;
+        };
+        Some(Refresh { requested_at: requested_at.to_owned(), at_once })
     }
 
     fn texts(&mut self, name: &str) -> Option<Vec<String>> {

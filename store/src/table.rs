@@ -159,6 +159,8 @@ impl RegionHeartbeat {
 impl RegionItem {
     /// Attribute that an operator sets to make a region change nothing.
     pub const FREEZE: &'static str = "freeze";
+    /// Attribute that an operator sets to say that failed restarts up to that time were looked at.
+    pub const RESTARTS_CLEARED_AT: &'static str = "restarts_cleared_at";
 
     /// Reads an item of the second table. A heartbeat with a missing or wrong attribute reads as none.
     ///
@@ -179,7 +181,7 @@ impl RegionItem {
             })
         };
         let frozen = !matches!(item.get(Self::FREEZE), None | Some(Value::Null | Value::Bool(false)));
-        Self { heartbeat: heartbeat(), frozen }
+        Self { heartbeat: heartbeat(), frozen, restarts_cleared_at: text(Self::RESTARTS_CLEARED_AT) }
     }
 }
 
@@ -190,6 +192,8 @@ pub struct RegionItem {
     pub heartbeat: Option<RegionHeartbeat>,
     /// `freeze`: an operator asked this region to change nothing.
     pub frozen: bool,
+    /// `restarts_cleared_at`: failed restarts that began before this time (ISO-8601) hold up no others any more.
+    pub restarts_cleared_at: Option<String>,
 }
 
 /// What the start-up check learnt.
@@ -222,6 +226,9 @@ pub trait Table: Send + Sync + std::fmt::Debug {
     async fn write_heartbeat(&self, heartbeat: &RegionHeartbeat, time_out: Duration) -> Result<RegionItem, TableError>;
     /// Asks a region to change nothing (`freeze`), or lifts that; makes the region's item when there is none.
     async fn set_frozen(&self, region: &str, frozen: bool) -> Result<RegionItem, TableError>;
+    /// Notes that failed restarts of a region that began before this time (ISO-8601) were looked at; makes the region's
+    /// item when there is none.
+    async fn clear_restarts(&self, region: &str, at: &str) -> Result<RegionItem, TableError>;
     /// The region's item of the second table, strongly read.
     async fn read_region(&self, region: &str) -> Result<Option<RegionItem>, TableError>;
     /// Every item of the second table by region, all pages, strongly read. Fails rather than returning a part.

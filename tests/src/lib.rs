@@ -4,6 +4,7 @@
 
 pub mod dice;
 pub mod local;
+pub mod original;
 pub mod region;
 pub mod size;
 pub mod tables;

@@ -12,6 +12,7 @@
 //! | the table, and what people do with it | [`table`], [`rows`] |
 //! | monitors | [`monitor`] |
 //! | when a row and a cluster agree | [`agreement`] |
+//! | what the control plane that came before would say of every write | [`predicates`] |
 //! | holding single requests | [`gate`] |
 //! | what a row said over time | [`history`] |
 //! | requests to an endpoint | [`load`] |
@@ -24,6 +25,7 @@ pub mod monitor;
 pub mod objects;
 pub mod place;
 pub mod planes;
+pub mod predicates;
 pub mod rows;
 pub mod table;
 

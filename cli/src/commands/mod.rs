@@ -4,6 +4,7 @@ pub mod deploy;
 pub mod edit;
 pub mod list;
 pub mod local;
+pub mod refresh;
 pub mod status;
 
 use gco_runtime::clock::SystemClock;
@@ -65,6 +66,7 @@ pub async fn execute(verb: Verb, context: &mut Context<'_, '_, '_>) -> Result<()
         Verb::Start(given) => edit::start(&given, context).await,
         Verb::Delete(given) => edit::delete(&given, context).await,
         Verb::Pause(given) => edit::set_paused(&given, true, context).await,
+        Verb::Refresh(given) => refresh::execute(&given, context).await,
         Verb::Resume(given) => edit::set_paused(&given, false, context).await,
     }
 }

@@ -3,7 +3,7 @@
 use crate::house::{House, run};
 
 /// Arguments after `inference`, what the message must name, and the exit code.
-const BAD: [(&str, &str, i32); 44] = [
+const BAD: [(&str, &str, i32); 50] = [
     // deploy
     ("deploy talk -r us-east-1", "--image: is required", 2),
     ("deploy talk -r us-east-1 -i", "--image", 2),
@@ -50,6 +50,12 @@ const BAD: [(&str, &str, i32); 44] = [
     ("update-image chat -i ", "--image", 2),
     ("delete chat", "--yes: is needed", 2),
     ("stop chat", "--yes: is needed", 2),
+    ("refresh", "ENDPOINT_NAME: or --all is needed", 2),
+    ("refresh chat --all", "--all: cannot be used with ENDPOINT_NAME", 2),
+    ("refresh --all", "--yes: is needed", 2),
+    ("refresh chat --at-once 0", "--at-once: must be from 1 to 1000, got 0", 2),
+    ("refresh chat --clear", "--clear: is for whole regions", 2),
+    ("refresh chat -r us-east-1", "--region: needs --clear", 2),
     ("list -s sleeping", "--state: must be 'deploying' or 'running' or 'stopped' or 'deleted'", 2),
     ("status chat --until running", "--until: needs --watch", 2),
     ("status chat --output xml", "--output: must be 'table' or 'json' or 'yaml'", 2),
@@ -125,7 +131,9 @@ fn no_message_repeats_the_value_of_an_environment_variable() {
 #[test]
 fn help_has_examples_and_goes_to_standard_output() {
     let house = House::new();
-    for verb in ["deploy", "list", "status", "scale", "update-image", "stop", "start", "delete", "pause", "resume"] {
+    for verb in
+        ["deploy", "list", "status", "scale", "update-image", "stop", "start", "delete", "pause", "refresh", "resume"]
+    {
         let ran = house.run(&["inference", verb, "--help"]).code(0).says(&["Examples:", "gco inference", "--output"]);
         assert!(ran.stderr.is_empty(), "{}", ran.stderr);
     }

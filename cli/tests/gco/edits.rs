@@ -261,3 +261,35 @@ fn a_person_is_asked_before_a_delete_and_a_stop() {
     assert_eq!(code, 0, "{stderr}");
     assert_eq!(house.row("chat").unwrap().desired_state, DesiredState::Deleted);
 }
+
+#[test]
+fn refresh_marks_one_endpoint_or_all_and_asks_for_nothing_else() {
+    let house = House::with_chat();
+    let spec = house.row("chat").unwrap().spec;
+    house.run(&["inference", "refresh", "chat"]).code(0).says(&["✓ Endpoint 'chat' marked for a refresh\n"]);
+    let first = house.row("chat").unwrap();
+    assert_eq!(first.spec, spec);
+    assert_eq!(first.refresh.as_ref().unwrap().at_once, None);
+    let other = house.put_fixture("classic-minimal.json").name;
+    house
+        .run(&["inference", "refresh", "--all", "--at-once", "2", "-y"])
+        .code(0)
+        .says(&["✓ 2 of 2 endpoints marked for a refresh\n"]);
+    let wishes: Vec<_> = ["chat", &other].map(|name| house.row(name).unwrap().refresh.unwrap()).into();
+    assert_eq!(wishes[0], wishes[1], "one wish for all");
+    assert_eq!(wishes[0].at_once, Some(2));
+    assert_ne!(Some(&wishes[0]), first.refresh.as_ref());
+    assert!(!house.row("chat").unwrap().paused);
+}
+
+#[test]
+fn refresh_clear_notes_the_time_in_the_second_table() {
+    let house = House::with_chat();
+    house
+        .run(&["inference", "refresh", "--clear", "-r", "us-east-1"])
+        .code(0)
+        .says(&["✓ Failed restarts in us-east-1 count as looked at"]);
+    let item = house.block_on(async { house.table.read_region("us-east-1").await }).unwrap().unwrap();
+    assert!(item.restarts_cleared_at.is_some());
+    assert!(!item.frozen);
+}

@@ -127,6 +127,8 @@ pub struct Telemetry {
     pub rows_unreadable: IntGauge,
     /// Rows that lack what fencing needs and cannot be completed.
     pub rows_unusable: IntGauge,
+    unasked_restarts: IntGaugeVec,
+    unasked_restarts_stopped: IntGauge,
     /// 1 while an operator's freeze holds for this region.
     pub frozen: IntGauge,
     /// 1 while the table cannot be read.
@@ -233,6 +235,14 @@ impl Telemetry {
             &["reason"],
         )?;
         zero("refused writes", start_at_zero(&refused, &[&REFUSALS]))?;
+        let unasked_restarts = metrics.whole_gauges(
+            "gco_monitor_unasked_restarts",
+            "Deployments whose pods were restarted without an edit that asked for it, by how that stands.",
+            &["state"],
+        )?;
+        for state in ["under_way", "failed"] {
+            unasked_restarts.with_label_values(&[state]).set(0);
+        }
         let endpoints = metrics.whole_gauges(
             "gco_monitor_endpoints",
             "Endpoints that concern this region, by the state in their status entry (none: no entry yet).",
@@ -286,6 +296,11 @@ impl Telemetry {
                 "gco_monitor_rows_unusable",
                 "Rows that lack the identity that fencing needs and cannot be completed.",
             )?,
+            unasked_restarts,
+            unasked_restarts_stopped: metrics.whole_gauge(
+                "gco_monitor_unasked_restarts_stopped",
+                "1 while no further restart begins that no edit asked for, because too many have failed.",
+            )?,
             frozen: metrics.whole_gauge("gco_monitor_frozen", "1 while an operator's freeze holds for this region.")?,
             table_away: metrics.whole_gauge("gco_monitor_table_away", "1 while the table cannot be read.")?,
             metrics,
@@ -329,6 +344,14 @@ impl Telemetry {
         if failed && outcome != category_word(Category::Fenced) {
             self.original.with_label_values(&["errors_count"]).inc();
         }
+    }
+
+    /// Sets how restarts that no edit asked for stand.
+    pub fn unasked_restarts(&self, under_way: usize, failed: usize, stopped: bool) {
+        for (state, count) in [("under_way", under_way), ("failed", failed)] {
+            self.unasked_restarts.with_label_values(&[state]).set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
+        self.unasked_restarts_stopped.set(i64::from(stopped));
     }
 
     /// Counts an error outside of any pass, as the original's error count does.

@@ -20,6 +20,7 @@ use super::index::{Event, Index, Told};
 use super::reduce;
 use crate::identity::SELECTOR;
 use crate::object::{Kind, ObjectKey, Observed, ObservedObject};
+use crate::report::restarts::UnaskedRestart;
 
 /// How long a watch request lasts: a connection that died silently is noticed this much later at most. A new request
 /// every two minutes and kind is what that costs.
@@ -146,6 +147,12 @@ impl Caches {
     #[must_use]
     pub fn highest_term(&self) -> Option<u64> {
         self.lock().highest_term()
+    }
+
+    /// Restarts that no edit asked for and that are not over; `None` while a cache is incomplete.
+    #[must_use]
+    pub fn unasked_restarts(&self) -> Option<Vec<UnaskedRestart>> {
+        self.lock().unasked_restarts(self.clock.boot())
     }
 
     /// When to look again for an object that is not ours, if one stands in this endpoint's way.

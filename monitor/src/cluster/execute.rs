@@ -166,7 +166,7 @@ impl Cluster {
                 let result = self.api.create(claim, key, body).await;
                 ("create", reason, result.map(|answer| self.remember(key, answer)))
             }
-            Step::Replace { key, body, reason, of: _, restarts: _, scales_down: _ } => {
+            Step::Replace { key, body, reason, of: _, restarts: _, unasked: _, scales_down: _ } => {
                 let result = self.api.replace(claim, key, body).await.map(|answer| {
                     let version = answer.pointer("/metadata/resourceVersion").and_then(Value::as_str);
                     let replaced =

@@ -8,6 +8,7 @@ use gco_store::name::RESERVED_SUFFIXES;
 use crate::identity::{ANNOTATION_LEADER_TERM, LABEL_PROJECT, LABEL_TYPE};
 use crate::object::{Kind, ObjectKey, Observed, ObservedObject, ObservedPod, ObservedReplicaSet};
 use crate::plan::inventory;
+use crate::report::restarts::{self, UnaskedRestart};
 
 /// One event of a watch, the object already reduced.
 #[derive(Clone, Debug)]
@@ -343,6 +344,30 @@ impl Index {
     pub fn foreign_until(&self, endpoint: &str, now: BootTime) -> Option<BootTime> {
         let keys = inventory(endpoint);
         keys.iter().filter_map(|key| self.overlays.get(key)?.until.filter(|until| *until > now)).min()
+    }
+
+    /// Restarts that no edit asked for and that are not over; `None` while a cache is incomplete.
+    #[must_use]
+    pub fn unasked_restarts(&self, now: BootTime) -> Option<Vec<UnaskedRestart>> {
+        if !self.is_synced() {
+            return None;
+        }
+        let mut found = Vec::new();
+        for name in self.deployments.by_name.keys() {
+            let key = ObjectKey { kind: Kind::Deployment, name: name.clone() };
+            // Our own newest write counts: what it began must be seen by whoever asks next.
+            let Some(deployment) = self.look(&key, now).filter(|deployment| restarts::began(deployment).is_some())
+            else {
+                continue;
+            };
+            let observed = Observed {
+                objects: BTreeMap::from([(key, deployment.clone())]),
+                pods: self.pods.of_app(name).cloned().collect(),
+                replica_sets: self.replica_sets.of_app(name).cloned().collect(),
+            };
+            found.extend(restarts::unasked_restart(&observed, &deployment));
+        }
+        Some(found)
     }
 
     /// The highest `gco.io/leader-term` on any object of ours; `None` while a cache is incomplete.

@@ -6,10 +6,13 @@ use gco_store::problem::bounded;
 use serde_json::Value;
 
 use crate::identity::{ANNOTATION_INPUT_HASH, ANNOTATION_LIFECYCLE};
-use crate::object::{ObjectKey, ObservedObject, ObservedPod, ObservedReplicaSet};
+use crate::object::{ObjectKey, ObservedObject, ObservedPod, ObservedReplicaSet, model_port};
 
 /// Longest message of a pod, in characters: the scheduler lists every group of nodes.
 const MESSAGE_CHARACTERS: usize = 300;
+
+/// Label by which the Deployment controller tells the pods of one template from those of another.
+const LABEL_TEMPLATE: &str = "pod-template-hash";
 
 fn text<'a>(value: &'a Value, pointer: &str) -> Option<&'a str> {
     value.pointer(pointer).and_then(Value::as_str)
@@ -50,6 +53,7 @@ pub fn replica_set(body: &Value) -> Option<ObservedReplicaSet> {
         app: app_of(body)?.to_owned(),
         revision: revision.and_then(|revision| revision.parse().ok()).unwrap_or(0),
         input_hash: map_entry(body, "/spec/template/metadata/annotations", ANNOTATION_INPUT_HASH).map(str::to_owned),
+        template: map_entry(body, "/metadata/labels", LABEL_TEMPLATE).map(str::to_owned),
         replicas: count("/spec/replicas"),
         ready: count("/status/readyReplicas"),
     })
@@ -90,7 +94,10 @@ pub fn pod(body: &Value) -> Option<ObservedPod> {
         app: app_of(body)?.to_owned(),
         ready,
         terminating,
+        ended: matches!(text(body, "/status/phase"), Some("Failed" | "Succeeded")),
         input_hash: map_entry(body, "/metadata/annotations", ANNOTATION_INPUT_HASH).map(str::to_owned),
+        template: map_entry(body, "/metadata/labels", LABEL_TEMPLATE).map(str::to_owned),
+        port: body.get("spec").and_then(model_port),
         lifecycle_id: map_entry(body, "/metadata/annotations", ANNOTATION_LIFECYCLE).map(str::to_owned),
         reason: why.reason,
         message: why.message,

@@ -8,6 +8,8 @@ use std::time::Duration;
 use gco_runtime::environment::{Environment, EnvironmentError, EnvironmentReader};
 use gco_runtime::log::LogSettings;
 
+use crate::control::restarts::RestartLimits;
+
 /// Which table is read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TableChoice {
@@ -55,6 +57,8 @@ pub struct Config {
     pub unhealthy_threshold: Duration,
     /// `MAX_CONCURRENT_ENDPOINTS`
     pub max_concurrent_endpoints: usize,
+    /// `UNASKED_RESTARTS_AT_ONCE`, `UNASKED_RESTARTS_FAILURES`: limits on restarts that no edit asked for.
+    pub restart_limits: RestartLimits,
     /// `GCO_TABLE`
     pub table: TableChoice,
     /// `INFERENCE_ENDPOINTS_TABLE_NAME`; the regions' table is this plus `-regions`.
@@ -123,6 +127,10 @@ impl Config {
             absence_gap,
             unhealthy_threshold,
             max_concurrent_endpoints: reader.number("MAX_CONCURRENT_ENDPOINTS", 16_usize, 1..=1024),
+            restart_limits: RestartLimits {
+                at_once: reader.number("UNASKED_RESTARTS_AT_ONCE", 5_usize, 1..=1000),
+                failures: reader.number("UNASKED_RESTARTS_FAILURES", 3_usize, 1..=1000),
+            },
             table: reader.parsed(
                 "GCO_TABLE",
                 TableChoice::DynamoDb,

@@ -4,7 +4,7 @@
 pub type Setting = (&'static str, &'static str, &'static str);
 
 /// All of them, in the page's order.
-pub const SETTINGS: [Setting; 28] = [
+pub const SETTINGS: [Setting; 30] = [
     ("REGION", "unknown-region", "the own region, as rows name it"),
     ("CLUSTER_NAME", "unknown-cluster", "`cluster_id` of log lines"),
     ("PROJECT_NAME", "gco", "prefix of the project's parameters"),
@@ -27,6 +27,16 @@ pub const SETTINGS: [Setting; 28] = [
     ("ABSENCE_GAP_SECONDS", "15", "between the two looks that prove that an endpoint is gone"),
     ("INFERENCE_UNHEALTHY_THRESHOLD_SECONDS", "300", "without a ready pod for this long: a warning in the log"),
     ("MAX_CONCURRENT_ENDPOINTS", "16", "endpoints that are worked on at the same time, 1 to 1024"),
+    (
+        "UNASKED_RESTARTS_AT_ONCE",
+        "5",
+        "endpoints whose pods restart at the same time though no edit of their row asks for it (a refresh, for example), 1 to 1000",
+    ),
+    (
+        "UNASKED_RESTARTS_FAILURES",
+        "3",
+        "failed ones after which none begins any more until `gco inference refresh --clear`, 1 to 1000",
+    ),
     (
         "K8S_API_TIMEOUT",
         "30",

@@ -104,7 +104,15 @@ mod tests {
 
     fn replace(body: Value) -> Plan {
         let of = Precondition { uid: "u".into(), resource_version: "1".into() };
-        let step = Step::Replace { key: key(), of, body, reason: String::new(), restarts: false, scales_down: false };
+        let step = Step::Replace {
+            key: key(),
+            of,
+            body,
+            reason: String::new(),
+            restarts: false,
+            unasked: false,
+            scales_down: false,
+        };
         Plan { steps: vec![step], obstacles: Vec::new() }
     }
 

@@ -46,6 +46,9 @@ async fn beat(shared: &Shared, said_missing: &mut bool) {
     match shared.table.write_heartbeat(&heartbeat, TIME_OUT).await {
         Ok(item) => {
             *said_missing = false;
+            if shared.restarts.clear(item.restarts_cleared_at.clone()) {
+                shared.mark_everything();
+            }
             if shared.set_frozen(item.frozen) {
                 if item.frozen {
                     tracing::warn!(action = "freeze", "this region is frozen by an operator: nothing is changed");

@@ -96,6 +96,10 @@ impl Table for MeteredTable {
         self.table.set_frozen(region, frozen).await
     }
 
+    async fn clear_restarts(&self, region: &str, at: &str) -> Result<RegionItem, TableError> {
+        self.table.clear_restarts(region, at).await
+    }
+
     async fn read_region(&self, region: &str) -> Result<Option<RegionItem>, TableError> {
         self.count("read_region", self.table.read_region(region).await)
     }

@@ -9,6 +9,7 @@ pub mod heartbeat;
 pub mod metered;
 mod pass;
 pub mod queue;
+pub mod restarts;
 pub mod rows;
 pub mod shared;
 
@@ -48,6 +49,7 @@ struct Controller {
     term: Option<u64>,
     heard: watch::Receiver<u64>,
     next_full_pass: BootTime,
+    next_look_at_restarts: BootTime,
 }
 
 /// A task that must run as long as the process does has ended.
@@ -64,7 +66,8 @@ pub async fn run(shared: Arc<Shared>, stop: CancellationToken) -> Result<(), Tas
     let mut tasks = JoinSet::new();
     tasks.spawn(feed::run(shared.clone(), stop.clone()));
     tasks.spawn(heartbeat::run(shared.clone(), sender, stop.clone()));
-    let next_full_pass = shared.now() + shared.config.full_pass_interval;
+    let started = shared.now();
+    let next_full_pass = started + shared.config.full_pass_interval;
     let mut controller = Controller {
         shared,
         queue: Queue::default(),
@@ -73,6 +76,7 @@ pub async fn run(shared: Arc<Shared>, stop: CancellationToken) -> Result<(), Tas
         term: None,
         heard,
         next_full_pass,
+        next_look_at_restarts: started,
     };
     let result = tokio::select! {
         biased;
@@ -212,8 +216,12 @@ impl Controller {
         self.queue.ended(&name, end.ended, self.shared.now(), self.shared.jitter());
     }
 
-    fn measure(&self) {
+    fn measure(&mut self) {
         let (shared, now) = (&self.shared, self.shared.now());
+        if now >= self.next_look_at_restarts {
+            self.next_look_at_restarts = now + LONGEST_SLEEP;
+            shared.look_at_restarts(self.term.is_some());
+        }
         let whole = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         shared.telemetry.queue_depth.set(whole(self.queue.depth(now)));
         shared.telemetry.queue_running.set(whole(self.queue.running()));

@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use gco_runtime::clock::{BootTime, Clock};
 use gco_runtime::random::Randomness;
+use gco_store::problem::bounded;
 use gco_store::row::EndpointRow;
 use gco_store::table::{Consistency, Table, TableError};
 
+use super::restarts::{Permission, Restarts, Tally};
 use super::rows::{Changes, Held, Rows};
 use crate::admin::telemetry::Telemetry;
 use crate::cluster::Cluster;
@@ -18,6 +20,7 @@ use crate::config::Config;
 use crate::intent::{CleanUp, Intent, RegionContext, decide};
 use crate::leadership::LeadershipView;
 use crate::object::{ObjectKey, ObservedObject};
+use crate::report::restarts::RestartState;
 
 /// A replacement that changed nothing, and in which generation of the object: one that somebody else changed since may
 /// take it.
@@ -105,6 +108,8 @@ pub struct Shared {
     started: BootTime,
     rows: Mutex<Rows>,
     memories: Mutex<BTreeMap<String, Memory>>,
+    /// Restarts that no edit asked for.
+    pub restarts: Restarts,
     frozen: AtomicBool,
     table_checked: AtomicBool,
     everything_dirty: AtomicBool,
@@ -173,6 +178,7 @@ impl Shared {
             started,
             rows: Mutex::default(),
             memories: Mutex::default(),
+            restarts: Restarts::default(),
             frozen: AtomicBool::new(false),
             table_checked: AtomicBool::new(false),
             everything_dirty: AtomicBool::new(false),
@@ -237,6 +243,40 @@ impl Shared {
     /// Puts it back.
     pub fn put_memory(&self, name: &str, memory: Memory) {
         self.memories().insert(name.to_owned(), memory);
+    }
+
+    /// Asks whether an endpoint's pods may be restarted now though no edit asks for it.
+    pub fn may_restart(&self, name: &str, at_once: Option<u32>) -> Permission {
+        // Without complete caches nothing is planned either.
+        let Some(standing) = self.cluster.caches.unasked_restarts() else { return Permission::Wait };
+        self.restarts.ask(name, &standing, self.config.restart_limits, at_once)
+    }
+
+    /// Measures restarts that no edit asked for, and says when they stop or go on.
+    pub fn look_at_restarts(&self, leading: bool) {
+        let standing = self.cluster.caches.unasked_restarts().filter(|_| leading).unwrap_or_default();
+        let (tally, turned) = self.restarts.tally(&standing, self.config.restart_limits);
+        let Tally { under_way, failed, stopped } = tally;
+        self.telemetry.unasked_restarts(under_way, failed, stopped);
+        if !turned {
+            return;
+        }
+        if stopped {
+            let failed: Vec<&str> = standing
+                .iter()
+                .filter(|restart| restart.state == RestartState::Failed)
+                .map(|restart| restart.app.as_str())
+                .collect();
+            tracing::error!(
+                action = "stop_restarts",
+                failed = %bounded(&failed.join(","), 300),
+                "restarts that no edit asked for have failed; none begins any more until somebody has looked"
+            );
+        } else {
+            tracing::info!(action = "resume_restarts", "restarts that no edit asked for may begin again");
+        }
+        // Those that wait say so in their status.
+        self.mark_everything();
     }
 
     /// Forgets an endpoint whose row is gone.

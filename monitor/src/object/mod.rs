@@ -7,6 +7,9 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+/// Name of the container that serves the model, in every pod of a model server (the wire contract, C.12.1).
+pub const MODEL_CONTAINER: &str = "inference";
+
 /// Every kind that can belong to an endpoint (the wire contract, C.9). Ordered as they are deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
@@ -110,6 +113,25 @@ impl ObservedObject {
     }
 }
 
+/// A port of a container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObservedPort {
+    /// Its name; the original's ports have none.
+    pub name: Option<String>,
+    /// `containerPort`
+    pub number: u64,
+}
+
+/// The first port of the container `inference` (else of the first container) of a pod spec.
+#[must_use]
+pub fn model_port(pod_spec: &Value) -> Option<ObservedPort> {
+    let containers = pod_spec.get("containers")?.as_array()?;
+    let named = |container: &&Value| container.get("name").and_then(Value::as_str) == Some(MODEL_CONTAINER);
+    let port = containers.iter().find(named).or_else(|| containers.first())?.get("ports")?.get(0)?;
+    let name = port.get("name").and_then(Value::as_str).map(str::to_owned);
+    Some(ObservedPort { name, number: port.get("containerPort")?.as_u64()? })
+}
+
 /// What matters of one pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObservedPod {
@@ -121,8 +143,14 @@ pub struct ObservedPod {
     pub ready: bool,
     /// Has a deletionTimestamp.
     pub terminating: bool,
+    /// Ended for good (evicted, for example) and stays as an object only.
+    pub ended: bool,
     /// `gco.io/input-hash` of the pod.
     pub input_hash: Option<String>,
+    /// Label `pod-template-hash`: tells which ReplicaSet it is of.
+    pub template: Option<String>,
+    /// The model container's first port, if it has one.
+    pub port: Option<ObservedPort>,
     /// `gco.io/lifecycle-id` of the pod.
     pub lifecycle_id: Option<String>,
     /// Why it is not ready: CamelCase reason.
@@ -146,6 +174,8 @@ pub struct ObservedReplicaSet {
     pub revision: u64,
     /// `gco.io/input-hash` of its template.
     pub input_hash: Option<String>,
+    /// Label `pod-template-hash`.
+    pub template: Option<String>,
     /// `spec.replicas`
     pub replicas: u32,
     /// `status.readyReplicas`

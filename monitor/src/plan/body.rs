@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use gco_store::wire::Value as Attribute;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::identity::{
-    ANNOTATION_LEADER_EPOCH, ANNOTATION_LEADER_TERM, LABEL_APP, LABEL_PROJECT, LABEL_TYPE, LeaderMark,
+    ANNOTATION_LEADER_EPOCH, ANNOTATION_LEADER_TERM, ANNOTATION_RESTART_CAUSE, LABEL_APP, LABEL_PROJECT, LABEL_TYPE,
+    LeaderMark,
 };
 use crate::object::ObservedObject;
 
@@ -94,8 +96,8 @@ pub fn replicas(body: &Value) -> u64 {
     body.pointer("/spec/replicas").and_then(Value::as_u64).unwrap_or(1)
 }
 
-/// Digest of what a body asks for, for `PlanInput::futile`: the same for a desired body and for the replacement that is
-/// sent for it, whatever the live object's version, its addresses and the metadata of others, and whoever leads.
+/// Digest of what a body asks for, for `PlanInput::futile`: the same for every replacement that asks for the same,
+/// whatever the live object's version, its addresses and the metadata of others, and whoever leads.
 ///
 /// It does not tell what the write was made against. Whoever keeps it forgets it when somebody else changes the object's
 /// content (its `metadata.generation`, where there is one): then the same write may have an effect.
@@ -106,7 +108,9 @@ pub fn digest(body: &Value) -> String {
     labels.retain(|name, _| [LABEL_APP, LABEL_PROJECT.0, LABEL_TYPE.0].contains(&name.as_str()));
     let mut annotations = metadata("annotations");
     annotations.retain(|name, _| {
-        name.starts_with("gco.io/") && ![ANNOTATION_LEADER_EPOCH, ANNOTATION_LEADER_TERM].contains(&name.as_str())
+        // Marks of who leads and when say nothing of what is asked.
+        const PASSING: [&str; 3] = [ANNOTATION_LEADER_EPOCH, ANNOTATION_LEADER_TERM, ANNOTATION_RESTART_CAUSE];
+        name.starts_with("gco.io/") && !PASSING.contains(&name.as_str())
     });
     let mut spec = body.get("spec").cloned().unwrap_or_default();
     if body.get("kind").and_then(Value::as_str) == Some("Service")
@@ -123,8 +127,34 @@ pub fn digest(body: &Value) -> String {
         "annotations": annotations,
         "spec": spec,
     });
+    hexadecimal_digest(&asked)
+}
+
+/// Keys of a spec that no pod template is made from: an edit of them does not ask for a restart.
+const KEYS_OF_COUNTS: [&str; 3] = ["replicas", "autoscaling", "max_surge"];
+/// The same inside of `canary`, whose image pods are made from.
+const KEYS_OF_CANARY_COUNTS: [&str; 2] = ["replicas", "weight"];
+
+/// Digest of a row's spec as it is written, but for what only changes counts: tells whether the row was edited since an
+/// object was written.
+///
+/// On purpose it shares no code with the input hashes: a fault in those must not look like an edit. The prefix is the version
+/// of this digest.
+#[must_use]
+pub fn spec_digest(spec: &Attribute) -> String {
+    let mut json = spec.to_plain_json();
+    if let Some(map) = json.as_object_mut() {
+        map.retain(|key, _| !KEYS_OF_COUNTS.contains(&key.as_str()));
+        if let Some(canary) = map.get_mut("canary").and_then(Value::as_object_mut) {
+            canary.retain(|key, _| !KEYS_OF_CANARY_COUNTS.contains(&key.as_str()));
+        }
+    }
+    format!("1-{}", hexadecimal_digest(&json))
+}
+
+fn hexadecimal_digest(value: &Value) -> String {
     let mut text = String::new();
-    canonical(&asked, &mut text);
+    canonical(value, &mut text);
     Sha256::digest(text.as_bytes()).iter().fold(String::new(), |mut digest, byte| {
         // Writing to a String cannot fail.
         let _ = write!(digest, "{byte:02x}");

@@ -1,16 +1,16 @@
 //! The three things a plan can be for.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use gco_store::problem::bounded;
 use serde_json::Value;
 
-use super::ownership::{Owner, Viewpoint, live_input_hash, made_by_us};
-use super::{Obstacle, Plan, PlanInput, Precondition, Step, body, compare, inventory, obstacle};
-use crate::identity::{ANNOTATION_LEADER_TERM, ANNOTATION_LIFECYCLE, ANNOTATION_RENDERER, RowIdentity};
+use super::ownership::{Owner, Viewpoint, made_by_us, pod_input_hash};
+use super::template::{self, Fate, Question};
+use super::{Obstacle, Plan, PlanInput, Precondition, Step, Upkeep, body, compare, inventory, obstacle};
+use crate::identity::{ANNOTATION_LEADER_TERM, ANNOTATION_LIFECYCLE, ANNOTATION_RESTART_CAUSE, RowIdentity};
 use crate::intent::CleanUp;
-use crate::object::{DesiredObject, DesiredSet, Kind, ObjectKey, ObservedObject};
-use crate::render::RENDERER_VERSION;
+use crate::object::{DesiredObject, DesiredSet, Kind, ObjectKey, ObservedObject, ObservedPort, model_port};
 
 /// Longest reason, in characters; it goes into logs and plans for people.
 const LONGEST_REASON: usize = 300;
@@ -31,6 +31,16 @@ struct Draft<'a> {
     obstacles: Vec<Obstacle>,
     /// Objects of ours that this plan leaves alone whole, stamps included.
     left_alone: BTreeSet<ObjectKey>,
+    /// The model's port in each Deployment's template, as it will be after this plan.
+    ports: BTreeMap<String, Option<ObservedPort>>,
+}
+
+/// What a replacement does besides its content.
+#[derive(Clone, Copy, Debug, Default)]
+struct Effects {
+    restarts: bool,
+    unasked: bool,
+    scales_down: bool,
 }
 
 impl<'a> Draft<'a> {
@@ -44,6 +54,7 @@ impl<'a> Draft<'a> {
             steps: Vec::new(),
             obstacles: Vec::new(),
             left_alone: BTreeSet::new(),
+            ports: BTreeMap::new(),
         }
     }
 
@@ -75,8 +86,48 @@ impl<'a> Draft<'a> {
         self.stale.push(delete(object, reason));
     }
 
+    fn is_ours(&self, object: &ObservedObject) -> bool {
+        matches!(self.viewpoint.owner_of(object), Owner::Ours | Owner::Unmarked) && !object.terminating
+    }
+
+    /// Notes the port of a Deployment's template as it will be.
+    fn note_port(&mut self, name: &str, content: &Value) {
+        self.ports.insert(name.to_owned(), content.pointer("/spec/template/spec").and_then(model_port));
+    }
+
+    /// Makes a Service target what the pods behind it have.
+    fn follow_pods(&self, name: &str, content: &mut Value, live: Option<&ObservedObject>) {
+        let observed = self.input.observed;
+        let template = match self.ports.get(name) {
+            Some(port) => port.clone(),
+            // A Deployment that is not held by this plan: as it is.
+            None => {
+                let key = ObjectKey { kind: Kind::Deployment, name: name.to_owned() };
+                observed
+                    .objects
+                    .get(&key)
+                    .and_then(|live| live.body.pointer("/spec/template/spec").and_then(model_port))
+            }
+        };
+        if let Some(number) = template::number_to_target(observed, name, template.as_ref(), live)
+            && let Some(target) = content.pointer_mut("/spec/ports/0/targetPort")
+        {
+            *target = Value::from(number);
+        }
+    }
+
+    /// Replaces an object that restarts nothing, if it differs from its content.
+    fn bring_to(&mut self, live: &ObservedObject, content: &Value) {
+        let differences = compare::differences(live.key.kind, content, &live.body);
+        if !differences.is_empty() {
+            let body = body::replaced(content, live, self.input.leader);
+            self.replace(live, body, reason(&differences), Effects::default());
+        }
+    }
+
     /// A replacement, unless the server already answered the same one with unchanged content.
-    fn replace(&mut self, live: &ObservedObject, body: Value, reason: String, restarts: bool, scales_down: bool) {
+    fn replace(&mut self, live: &ObservedObject, body: Value, reason: String, effects: Effects) {
+        let Effects { restarts, unasked, scales_down } = effects;
         if self.input.futile.get(&live.key) == Some(&body::digest(&body)) {
             return self.obstruct(&live.key, obstacle::WRITE_WITHOUT_EFFECT);
         }
@@ -86,6 +137,7 @@ impl<'a> Draft<'a> {
             body,
             reason,
             restarts,
+            unasked,
             scales_down,
         });
     }
@@ -93,7 +145,7 @@ impl<'a> Draft<'a> {
     /// The plan: stamps first, if anything is written at all.
     fn finish(self) -> Plan {
         let objects = self.objects();
-        let Self { input, viewpoint, names: _, stale, steps, obstacles, left_alone } = self;
+        let Self { input, viewpoint, names: _, stale, steps, obstacles, left_alone, ports: _ } = self;
         let mut all = stale;
         all.extend(steps);
         let writes = |step: &&Step| matches!(step, Step::Create { .. } | Step::Replace { .. } | Step::Delete { .. });
@@ -147,7 +199,12 @@ fn stamp(object: &ObservedObject, input: &PlanInput<'_>) -> Step {
 }
 
 /// Exactly the desired objects.
-pub(super) fn hold<'a>(input: &'a PlanInput<'a>, identity: &'a RowIdentity, desired: &DesiredSet) -> Plan {
+pub(super) fn hold<'a>(
+    input: &'a PlanInput<'a>,
+    identity: &'a RowIdentity,
+    desired: &DesiredSet,
+    upkeep: &Upkeep<'_>,
+) -> Plan {
     let mut draft = Draft::new(input, &identity.lifecycle_id, Some(&identity.region_generation));
     let wanted: BTreeSet<&ObjectKey> = desired.objects.iter().map(|object| &object.key).collect();
 
@@ -158,9 +215,8 @@ pub(super) fn hold<'a>(input: &'a PlanInput<'a>, identity: &'a RowIdentity, desi
             draft.hand_off(object, owner);
         }
     }
-    let originals = names_of_originals(&draft, &wanted);
     for object in &desired.objects {
-        hold_one(&mut draft, object, &originals);
+        hold_one(&mut draft, object, upkeep);
     }
     if draft.obstacles.is_empty() && draft.stale.is_empty() && draft.steps.is_empty() {
         prune(&mut draft, desired, &wanted);
@@ -168,31 +224,20 @@ pub(super) fn hold<'a>(input: &'a PlanInput<'a>, identity: &'a RowIdentity, desi
     draft.finish()
 }
 
-/// Names whose Deployment the original made and pods still run under: Deployment and Service are left alone together,
-/// because the Service targets the port in the way that this Deployment names it.
-///
-/// Where no pod exists, nothing restarts by being taken over, so an original's Deployment that was stopped is ours at the
-/// next start.
-fn names_of_originals(draft: &Draft<'_>, wanted: &BTreeSet<&ObjectKey>) -> BTreeSet<String> {
-    let observed = draft.input.observed;
-    let originals = draft.objects().into_iter().filter(|object| {
-        object.key.kind == Kind::Deployment
-            && wanted.contains(&object.key)
-            && matches!(draft.viewpoint.owner_of(object), Owner::Ours | Owner::Unmarked)
-            && !made_by_us(object)
-            && (body::replicas(&object.body) > 0 || observed.pods.iter().any(|pod| pod.app == object.key.name))
-    });
-    originals.map(|object| object.key.name.clone()).collect()
-}
-
-fn hold_one(draft: &mut Draft<'_>, desired: &DesiredObject, originals: &BTreeSet<String>) {
+fn hold_one(draft: &mut Draft<'_>, desired: &DesiredObject, upkeep: &Upkeep<'_>) {
     let DesiredObject { key, body: rendered, input_hash } = desired;
-    let of_original = originals.contains(&key.name);
     let Some(live) = draft.input.observed.objects.get(key) else {
-        if !of_original {
-            let body = body::created(rendered, draft.input.leader);
-            draft.steps.push(Step::Create { key: key.clone(), body, reason: "absent".to_owned() });
+        let mut content = rendered.clone();
+        match key.kind {
+            Kind::Deployment => {
+                draft.note_port(&key.name, &content);
+                content = Question::recorded(&content, upkeep);
+            }
+            Kind::Service => draft.follow_pods(&key.name, &mut content, None),
+            _ => {}
         }
+        let body = body::created(&content, draft.input.leader);
+        draft.steps.push(Step::Create { key: key.clone(), body, reason: "absent".to_owned() });
         return;
     };
     let owner = draft.viewpoint.owner_of(live);
@@ -206,61 +251,69 @@ fn hold_one(draft: &mut Draft<'_>, desired: &DesiredObject, originals: &BTreeSet
         // A write to a dying object is accepted and lost.
         return draft.obstruct(key, obstacle::TERMINATING);
     }
-    if of_original {
-        draft.left_alone.insert(key.clone());
-        if key.kind == Kind::Deployment {
-            draft.obstruct(key, obstacle::ADOPTION_NOT_SUPPORTED);
-        }
-        return;
-    }
-    if owner == Owner::Unmarked && !made_by_us(live) && key.kind != Kind::Deployment {
-        // A Service without lifecycle and without our term: who made it cannot be told.
-        draft.left_alone.insert(key.clone());
-        return draft.obstruct(key, obstacle::ADOPTION_NOT_SUPPORTED);
-    }
-    let adoption = owner == Owner::Unmarked || (key.kind == Kind::Deployment && !made_by_us(live));
-    if adoption && draft.input.table_away {
+    if draft.input.table_away && (owner == Owner::Unmarked || !made_by_us(live)) {
         draft.left_alone.insert(key.clone());
         return draft.obstruct(key, obstacle::TABLE_AWAY);
     }
-    let mut content = with_template_kept(rendered, input_hash.as_deref(), live);
+    match key.kind {
+        Kind::Deployment => hold_deployment(draft, rendered, input_hash.as_deref().unwrap_or_default(), live, upkeep),
+        Kind::Service => {
+            let mut content = rendered.clone();
+            draft.follow_pods(&key.name, &mut content, Some(live));
+            draft.bring_to(live, &content);
+        }
+        _ => draft.bring_to(live, rendered),
+    }
+}
+
+/// A Deployment's metadata, counts and strategy follow at once; its template as [`Question::fate`] says.
+fn hold_deployment(
+    draft: &mut Draft<'_>,
+    rendered: &Value,
+    input_hash: &str,
+    live: &ObservedObject,
+    upkeep: &Upkeep<'_>,
+) {
+    let question = Question { live, rendered, input_hash, upkeep, observed: draft.input.observed };
+    let fate = question.fate();
+    let mut content = question.content(fate);
+    let mut unasked = false;
+    let mut cause = None;
+    if let Fate::Render(why) = fate
+        && question.has_pods()
+    {
+        let service = ObjectKey { kind: Kind::Service, name: live.key.name.clone() };
+        let service = draft.input.observed.objects.get(&service).filter(|service| draft.is_ours(service));
+        if let Some(first) = question.content_with_port_named_first(service) {
+            content = first;
+        }
+        let restarts = compare::differences(Kind::Deployment, &content, &live.body)
+            .iter()
+            .any(compare::Difference::is_of_template);
+        unasked = restarts && !why.is_asked_for();
+        if unasked && !upkeep.may_restart {
+            draft.obstruct(&live.key, obstacle::RESTART_WAITS);
+            (content, unasked) = (question.content_held(), false);
+        } else if restarts {
+            cause = Some(why.annotation(upkeep.now));
+        }
+    }
+    draft.note_port(&live.key.name, &content);
     let live_replicas = body::replicas(&live.body);
-    let is_deployment = key.kind == Kind::Deployment;
-    if is_deployment && draft.input.table_away && body::replicas(&content) < live_replicas {
+    if draft.input.table_away && body::replicas(&content) < live_replicas {
         body::set_replicas(&mut content, live_replicas);
     }
-    let differences = compare::differences(key.kind, &content, &live.body);
+    let differences = compare::differences(Kind::Deployment, &content, &live.body);
     if differences.is_empty() {
         return;
     }
-    let restarts = is_deployment && live_replicas > 0 && differences.iter().any(compare::Difference::is_of_template);
-    let scales_down = is_deployment && body::replicas(&content) < live_replicas;
+    let restarts = question.has_pods() && differences.iter().any(compare::Difference::is_of_template);
+    let scales_down = body::replicas(&content) < live_replicas;
+    if let Some(cause) = cause {
+        template::annotate(&mut content, ANNOTATION_RESTART_CAUSE, Some(&cause));
+    }
     let body = body::replaced(&content, live, draft.input.leader);
-    draft.replace(live, body, reason(&differences), restarts, scales_down);
-}
-
-/// What is rendered, with the live pod template where only the renderer changed: an upgrade (or a downgrade) of this
-/// program never restarts a pod. The annotation then goes on naming the renderer that wrote the template; with ours, the
-/// next pass would take the old template for drift and restore it.
-fn with_template_kept(rendered: &Value, input_hash: Option<&str>, live: &ObservedObject) -> Value {
-    let mut content = rendered.clone();
-    let ours = RENDERER_VERSION.to_string();
-    let live_renderer = live.annotation(ANNOTATION_RENDERER);
-    if input_hash.is_none() || live_input_hash(live) != input_hash || live_renderer == Some(ours.as_str()) {
-        return content;
-    }
-    if let Some(template) = live.body.pointer("/spec/template")
-        && let Some(place) = content.pointer_mut("/spec/template")
-    {
-        *place = template.clone();
-    }
-    if let Some(annotations) = content.pointer_mut("/metadata/annotations").and_then(Value::as_object_mut) {
-        match live_renderer {
-            Some(renderer) => annotations.insert(ANNOTATION_RENDERER.to_owned(), Value::from(renderer)),
-            None => annotations.remove(ANNOTATION_RENDERER),
-        };
-    }
-    content
+    draft.replace(live, body, reason(&differences), Effects { restarts, unasked, scales_down });
 }
 
 fn reason(differences: &[compare::Difference]) -> String {
@@ -278,10 +331,9 @@ fn prune(draft: &mut Draft<'_>, desired: &DesiredSet, wanted: &BTreeSet<&ObjectK
     let serves = |object: &DesiredObject| {
         object.key.kind != Kind::Deployment
             || body::replicas(&object.body) == 0
-            || observed
-                .pods
-                .iter()
-                .any(|pod| pod.app == object.key.name && pod.ready && pod.input_hash == object.input_hash)
+            || observed.pods.iter().filter(|pod| pod.app == object.key.name && pod.ready).any(|pod| {
+                pod_input_hash(observed, observed.objects.get(&object.key), pod) == object.input_hash.as_deref()
+            })
     };
     if draft.input.table_away || !desired.objects.iter().all(serves) {
         return;
@@ -304,9 +356,8 @@ pub(super) fn stop<'a>(input: &'a PlanInput<'a>, identity: &'a RowIdentity) -> P
         let owner = draft.viewpoint.owner_of(object);
         match owner {
             Owner::StaleLifecycle | Owner::StaleGeneration => draft.hand_off(object, owner),
-            Owner::Ours if object.key.kind == Kind::Deployment => stop_one(&mut draft, object),
-            Owner::Unmarked if object.key.kind == Kind::Deployment && body::replicas(&object.body) > 0 => {
-                draft.obstruct(&object.key, obstacle::ADOPTION_NOT_SUPPORTED);
+            Owner::Ours | Owner::Unmarked if object.key.kind == Kind::Deployment => {
+                stop_one(&mut draft, object, identity);
             }
             Owner::Ours | Owner::Unmarked | Owner::OtherEndpoint | Owner::Foreign => {}
         }
@@ -314,7 +365,7 @@ pub(super) fn stop<'a>(input: &'a PlanInput<'a>, identity: &'a RowIdentity) -> P
     draft.finish()
 }
 
-fn stop_one(draft: &mut Draft<'_>, live: &ObservedObject) {
+fn stop_one(draft: &mut Draft<'_>, live: &ObservedObject, identity: &RowIdentity) {
     let replicas = body::replicas(&live.body);
     if live.terminating {
         return draft.obstruct(&live.key, obstacle::TERMINATING);
@@ -324,8 +375,12 @@ fn stop_one(draft: &mut Draft<'_>, live: &ObservedObject) {
         return;
     }
     // The live body, not a rendered one: a stop must work for any spec, and must not roll what it stops.
-    let body = body::replaced(&body::rescaled(live, 0), live, draft.input.leader);
-    draft.replace(live, body, format!("spec.replicas: stopped, {replicas} to 0"), false, true);
+    let mut content = body::rescaled(live, 0);
+    // One that nobody marked is taken over on the way.
+    content["metadata"]["annotations"] = serde_json::json!(identity.annotations());
+    let body = body::replaced(&content, live, draft.input.leader);
+    let effects = Effects { scales_down: true, ..Effects::default() };
+    draft.replace(live, body, format!("spec.replicas: stopped, {replicas} to 0"), effects);
 }
 
 /// Nothing. One object that is not ours blocks only itself (D-22).

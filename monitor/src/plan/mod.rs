@@ -8,16 +8,18 @@ pub mod compare;
 mod goals;
 mod inventory;
 pub mod ownership;
+mod template;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use gco_store::spec::Spec;
 use serde_json::Value;
 
 use crate::identity::{LeaderMark, RowIdentity};
 use crate::intent::CleanUp;
 use crate::object::{DesiredSet, ObjectKey, Observed};
 
-pub use body::digest;
+pub use body::{digest, spec_digest};
 pub use inventory::{inventory, inventory_of};
 
 /// The version of an object that a step was planned for; the server refuses the step on any other.
@@ -53,6 +55,8 @@ pub enum Step {
         reason: String,
         /// Pods are replaced by it.
         restarts: bool,
+        /// Pods are replaced by it, and no edit of the row asks for that: limited in number.
+        unasked: bool,
         /// The replica count becomes smaller by it.
         scales_down: bool,
     },
@@ -97,8 +101,10 @@ pub mod obstacle {
     pub const OTHER_ENDPOINT: &str = "OtherEndpoint";
     /// It is being deleted; its last event wakes us.
     pub const TERMINATING: &str = "Terminating";
-    /// The original made it, and this version does not take such an object over while pods run under it.
-    pub const ADOPTION_NOT_SUPPORTED: &str = "AdoptionNotSupported";
+    /// Its pods are to be restarted without an edit that asks for it, and as many endpoints as may be are restarting.
+    pub const RESTART_WAITS: &str = "RestartWaits";
+    /// Its pods are to be restarted without an edit that asks for it, and too many such restarts have failed.
+    pub const RESTARTS_STOPPED: &str = "RestartsStopped";
     /// The server answered the same write with unchanged content; it is not repeated.
     pub const WRITE_WITHOUT_EFFECT: &str = "WriteWithoutEffect";
     /// It is of an earlier lifecycle or generation, and nothing is deleted while the table cannot be read.
@@ -114,6 +120,21 @@ pub struct Plan {
     pub obstacles: Vec<Obstacle>,
 }
 
+/// What decides about pods that run already.
+#[derive(Clone, Copy, Debug)]
+pub struct Upkeep<'a> {
+    /// What to run.
+    pub spec: &'a Spec,
+    /// Digest of the row's spec as it is written ([`spec_digest`]).
+    pub spec_digest: &'a str,
+    /// The row's last refresh (`control.refresh.requested_at`).
+    pub refresh: Option<&'a str>,
+    /// Whether pods may be restarted now though no edit asks for it.
+    pub may_restart: bool,
+    /// The time, ISO-8601, for what is written down of such a restart.
+    pub now: &'a str,
+}
+
 /// What a plan is made for.
 #[derive(Clone, Debug)]
 pub enum Goal<'a> {
@@ -123,6 +144,8 @@ pub enum Goal<'a> {
         identity: &'a RowIdentity,
         /// All of them.
         desired: &'a DesiredSet,
+        /// What decides about pods that run.
+        upkeep: Upkeep<'a>,
     },
     /// No pods.
     Stop {
@@ -167,7 +190,7 @@ pub struct PlanInput<'a> {
 pub fn plan(input: &PlanInput<'_>) -> Plan {
     let PlanInput { goal, .. } = input;
     match goal {
-        Goal::Hold { identity, desired } => goals::hold(input, identity, desired),
+        Goal::Hold { identity, desired, upkeep } => goals::hold(input, identity, desired, upkeep),
         Goal::Stop { identity } => goals::stop(input, identity),
         Goal::Remove { clean_up, region_generation } => goals::remove(input, clean_up, *region_generation),
     }

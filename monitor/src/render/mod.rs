@@ -5,6 +5,7 @@
 //! that made it wrong (`imagePullPolicy` of an earlier tag, for example). Maps of the spec are read, never written
 //! into (D-53).
 
+pub mod original;
 mod pod;
 mod resources;
 
@@ -41,7 +42,7 @@ pub struct RenderInput<'a> {
 }
 
 /// Name of the model container.
-pub const CONTAINER: &str = "inference";
+pub use crate::object::MODEL_CONTAINER as CONTAINER;
 /// Name of the model server's port, on the container and on the Service.
 ///
 /// Mended: the original leaves the container port unnamed and the Service targets the number. By name, an edit of the port

@@ -16,17 +16,17 @@ use super::{CONTAINER, PORT_NAME, RenderInput, app_selector, resources, signed};
 use crate::identity;
 
 /// Service account of every model pod.
-const SERVICE_ACCOUNT: &str = "gco-service-account";
+pub(super) const SERVICE_ACCOUNT: &str = "gco-service-account";
 /// Claim of the shared model storage.
-const MODEL_CLAIM: &str = "efs-claim";
+pub(super) const MODEL_CLAIM: &str = "efs-claim";
 /// Volume of the shared model storage.
-const MODEL_VOLUME: &str = "model-storage";
+pub(super) const MODEL_VOLUME: &str = "model-storage";
 /// Where the shared model storage is mounted.
-const MODEL_DIRECTORY: &str = "/models";
+pub(super) const MODEL_DIRECTORY: &str = "/models";
 /// Volume for `/dev/shm`.
 const SHARED_MEMORY_VOLUME: &str = "shared-memory";
 /// Image that copies a model from S3 (contract C.12.1: tag and digest are part of the wire).
-const SYNC_IMAGE: &str =
+pub(super) const SYNC_IMAGE: &str =
     "public.ecr.aws/aws-cli/aws-cli:2.36.44@sha256:e8467f2c319f9bc9a1471808a69949a76915e9c95eaf4a09ece9f9e85fd32747";
 
 /// Seconds between two start-up probes: a model that is ready serves at most this much later.
@@ -137,7 +137,7 @@ fn model_sync(name: &str, spec: &Spec) -> Option<Container> {
 }
 
 /// Told by the spec, else by the image's name (contract C.12.1).
-fn framework(spec: &Spec, image: &str) -> Option<Framework> {
+pub(super) fn framework(spec: &Spec, image: &str) -> Option<Framework> {
     let image = image.to_lowercase();
     spec.framework.or_else(|| {
         if image.contains("vllm") {
@@ -326,7 +326,7 @@ fn spread(name: &str) -> Vec<TopologySpreadConstraint> {
 
 /// What the server would default for this image. Rendered, because its default outlives the tag that it was made for: an
 /// object that moved from `latest` to a fixed tag would go on pulling for ever.
-fn pull_policy(image: &str) -> &'static str {
+pub(super) fn pull_policy(image: &str) -> &'static str {
     let (reference, digest) = match image.split_once('@') {
         Some((reference, digest)) => (reference, Some(digest)),
         None => (image, None),

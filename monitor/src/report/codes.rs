@@ -60,11 +60,6 @@ pub const OTHER_ENDPOINT: Code = Code {
     code: "GCO-1202",
     meaning: "An object of another endpoint has a name that this endpoint needs. Delete one of the two endpoints.",
 };
-/// The original's objects.
-pub const ADOPTION_NOT_SUPPORTED: Code = Code {
-    code: "GCO-1203",
-    meaning: "Objects of the original monitor run this endpoint. They are left alone; edits reach them after a stop and start.",
-};
 /// A write that changes nothing.
 pub const WRITE_WITHOUT_EFFECT: Code = Code {
     code: "GCO-1204",
@@ -107,7 +102,7 @@ pub const PODS_REFUSED: Code = Code {
 };
 
 /// All codes, for the reference page.
-pub const ALL: [Code; 18] = [
+pub const ALL: [Code; 17] = [
     INVALID_SPEC,
     NOT_YET_SUPPORTED,
     NAME_COLLISION,
@@ -117,7 +112,6 @@ pub const ALL: [Code; 18] = [
     UNEXPECTED,
     FOREIGN_OBJECT,
     OTHER_ENDPOINT,
-    ADOPTION_NOT_SUPPORTED,
     WRITE_WITHOUT_EFFECT,
     IMAGE,
     UNSCHEDULABLE,

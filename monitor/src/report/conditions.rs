@@ -22,6 +22,10 @@ pub(super) mod kind {
     pub(crate) const PROGRESSING: &str = "Progressing";
     /// `False` while the last pass could not make the cluster what it should be.
     pub(crate) const RECONCILED: &str = "Reconciled";
+    /// `False` while pods run a template that another program or version rendered; only then.
+    pub(crate) const TEMPLATE_CURRENT: &str = "TemplateCurrent";
+    /// A restart that no edit asked for is held back; only while it is.
+    pub(crate) const RESTART_HELD: &str = "RestartHeld";
     /// Changes are paused; only while they are.
     pub(crate) const PAUSED: &str = "Paused";
     /// Nothing of the endpoint is left here.
@@ -63,7 +67,7 @@ impl<'a> Conditions<'a> {
     pub(super) fn of_pass(&mut self, done: &Done) {
         let Done { steps: _, failures, obstacles, absence: _, absence_observations: _ } = done;
         let of = |reasons: &[&str]| obstacles.iter().filter(|one| reasons.contains(&one.reason)).collect::<Vec<_>>();
-        let blocking = of(&[obstacle::FOREIGN, obstacle::OTHER_ENDPOINT, obstacle::ADOPTION_NOT_SUPPORTED]);
+        let blocking = of(&[obstacle::FOREIGN, obstacle::OTHER_ENDPOINT]);
         if let Some(first) = blocking.first() {
             self.add(kind::BLOCKED, true, first.reason, named(&blocking));
         }
@@ -74,6 +78,18 @@ impl<'a> Conditions<'a> {
                 _ => "an earlier object is still being deleted",
             };
             self.add(kind::PROGRESSING, true, first.reason, format!("{words}: {}", named(&awaited)));
+        }
+        let held = of(&[obstacle::RESTART_WAITS, obstacle::RESTARTS_STOPPED]);
+        if let Some(first) = held.first() {
+            // Nothing in the words changes while it waits: every change would be a write of the row.
+            let words = match first.reason {
+                obstacle::RESTARTS_STOPPED => {
+                    "restarts that no edit asked for have failed in this region; after a look, \
+                     'gco inference refresh --clear' lets them go on"
+                }
+                _ => "a restart that no edit asked for waits for its turn: only a few go at once in a region",
+            };
+            self.add(kind::RESTART_HELD, true, first.reason, format!("{words}: {}", named(&held)));
         }
         let futile = of(&[obstacle::WRITE_WITHOUT_EFFECT]);
         if let Some(failure) = worst(failures) {

@@ -11,6 +11,7 @@
 pub mod codes;
 mod conditions;
 mod pods;
+pub mod restarts;
 mod situations;
 mod standing;
 
@@ -110,7 +111,7 @@ pub fn report(input: &ReportInput<'_>) -> Option<RegionEntry> {
     }
     let stored = row.region_status.get(*region);
     let mut entry = match intent {
-        Intent::Serve { identity, spec, paused } => {
+        Intent::Serve { identity, spec, refresh: _, paused } => {
             situations::serving(input, stored_for(stored, identity), identity, spec, *paused)
         }
         Intent::Reject { identity, reason, problems } => {

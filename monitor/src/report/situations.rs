@@ -67,7 +67,7 @@ pub(super) fn serving(
     checked: &CheckedSpec,
     paused: bool,
 ) -> RegionEntry {
-    let ReportInput { row, region: _, intent: _, observed, done, spec_hash, now } = input;
+    let ReportInput { row, region, intent: _, observed, done, spec_hash, now } = input;
     let CheckedSpec { spec, without_effect } = checked;
     let standing = Standing::of(observed, &row.name, &identity.lifecycle_id);
     let ready = standing.ready();
@@ -83,6 +83,9 @@ pub(super) fn serving(
         conditions.add(kind::SPEC_VALID, true, "FieldsWithoutEffect", joined(without_effect));
     }
     rollout_condition(&mut conditions, progress.as_ref());
+    if let Some(kept) = standing.kept_template(spec, region) {
+        conditions.add(kind::TEMPLATE_CURRENT, false, kept.reason, kept.message);
+    }
     conditions.of_pass(done);
     conditions.paused(paused);
 
@@ -166,9 +169,6 @@ fn in_the_way(done: &Done) -> Option<String> {
     };
     text(obstacle::FOREIGN, codes::FOREIGN_OBJECT, "not ours and in the way")
         .or_else(|| text(obstacle::OTHER_ENDPOINT, codes::OTHER_ENDPOINT, "belongs to another endpoint"))
-        .or_else(|| {
-            text(obstacle::ADOPTION_NOT_SUPPORTED, codes::ADOPTION_NOT_SUPPORTED, "made by the original, left alone")
-        })
         .or_else(|| text(obstacle::WRITE_WITHOUT_EFFECT, codes::WRITE_WITHOUT_EFFECT, "the write has no effect"))
 }
 

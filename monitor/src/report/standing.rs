@@ -1,20 +1,38 @@
 //! What stands in the cluster for an endpoint: its Deployment, pods and rollout.
 
+use gco_store::problem::bounded;
+use gco_store::spec::Spec;
 use gco_store::status::{ObservedSpec, Rollout};
 use serde_json::Value;
 
+use crate::identity::{ANNOTATION_RENDERER, RENDERER_ORIGINAL};
 use crate::object::{Kind, ObjectKey, Observed, ObservedObject, ObservedPod, ObservedReplicaSet};
 use crate::plan::body;
-use crate::plan::ownership::{Owner, Viewpoint, live_input_hash, made_by_us};
+use crate::plan::ownership::{
+    Owner, Viewpoint, is_of_the_template, is_pod_of, live_input_hash, newest, pod_input_hash,
+};
+use crate::render::{RENDERER_VERSION, original};
 
 /// What stands under one Deployment name.
 pub(super) struct Standing<'a> {
+    observed: &'a Observed,
     /// The Deployment, if it is of our lifecycle or at least carries our labels exactly.
     pub(super) deployment: Option<&'a ObservedObject>,
     /// Pods of the endpoint under this name.
     pub(super) pods: Vec<&'a ObservedPod>,
     newest: Option<&'a ObservedReplicaSet>,
 }
+
+/// A template that is kept though the current renderer would write another.
+pub(super) struct Kept {
+    /// CamelCase.
+    pub(super) reason: &'static str,
+    /// For people; names fields, never values.
+    pub(super) message: String,
+}
+
+/// Longest message about a kept template, in characters.
+const LONGEST_KEPT: usize = 300;
 
 /// How a rollout stands.
 pub(super) struct Progress {
@@ -26,32 +44,27 @@ pub(super) struct Progress {
 
 impl<'a> Standing<'a> {
     pub(super) fn of(observed: &'a Observed, name: &str, lifecycle_id: &str) -> Self {
-        let Observed { objects, pods, replica_sets } = observed;
+        let Observed { objects, pods, replica_sets: _ } = observed;
         let known = std::collections::BTreeSet::new();
         let viewpoint = Viewpoint { lifecycle_id, region_generation: None, known_lifecycles: &known };
         let key = ObjectKey { kind: Kind::Deployment, name: name.to_owned() };
         let ours = |object: &&ObservedObject| matches!(viewpoint.owner_of(object), Owner::Ours | Owner::Unmarked);
         let deployment = objects.get(&key).filter(ours);
-        // Pods from before lifecycles have none; they count where the Deployment is of that age too. Not counting them
-        // would take a serving endpoint off the routers the moment its row gets a lifecycle.
-        let old = deployment.is_some_and(|deployment| !made_by_us(deployment));
-        let pods = pods
-            .iter()
-            .filter(|pod| pod.app == name)
-            .filter(|pod| match pod.lifecycle_id.as_deref() {
-                Some(lifecycle) => lifecycle == lifecycle_id,
-                None => old,
-            })
-            .collect();
-        let revision = deployment
-            .and_then(|deployment| deployment.annotation("deployment.kubernetes.io/revision")?.parse::<u64>().ok());
-        let newest = replica_sets.iter().find(|set| set.app == name && Some(set.revision) == revision);
-        Self { deployment, pods, newest }
+        let pods =
+            pods.iter().filter(|pod| pod.app == name && is_pod_of(observed, deployment, pod, lifecycle_id)).collect();
+        let newest = deployment.and_then(|deployment| newest(observed, deployment));
+        Self { observed, deployment, pods, newest }
     }
 
     /// Pods that serve.
     pub(super) fn ready(&self) -> u32 {
         count(self.pods.iter().filter(|pod| pod.ready).count())
+    }
+
+    /// Pods of the newest template.
+    pub(super) fn new_pods(&self) -> Vec<&'a ObservedPod> {
+        let template = self.newest.and_then(|newest| newest.template.as_ref());
+        self.pods.iter().copied().filter(|pod| template.is_none() || pod.template.as_ref() == template).collect()
     }
 
     /// Replicas that the Deployment asks for now.
@@ -72,9 +85,41 @@ impl<'a> Standing<'a> {
         }
     }
 
+    /// Whether pods run a template that the current renderer did not write, and where the original's says something else
+    /// than the row.
+    pub(super) fn kept_template(&self, spec: &Spec, region: &str) -> Option<Kept> {
+        let deployment = self.deployment?;
+        let template = deployment.body.pointer("/spec/template")?;
+        let refresh = format!("'gco inference refresh' brings {} to the current one", deployment.key.name);
+        match deployment.annotation(ANNOTATION_RENDERER)? {
+            RENDERER_ORIGINAL => {
+                let image = spec.image_for(region);
+                let differing = original::differences_from(&deployment.key.name, image, spec, template);
+                let fields: Vec<&str> =
+                    differing.iter().map(|one| one.field.trim_start_matches("spec.template.")).collect();
+                let message = if fields.is_empty() {
+                    format!("pods run the template of the earlier control plane; {refresh}")
+                } else {
+                    format!(
+                        "pods run the template of the earlier control plane, which never applied what the row says of {}; \
+                         {refresh}",
+                        fields.join(", ")
+                    )
+                };
+                Some(Kept { reason: "Adopted", message: bounded(&message, LONGEST_KEPT) })
+            }
+            other if other != RENDERER_VERSION.to_string() => {
+                let message = format!("pods run a template of another version of this program; {refresh}");
+                Some(Kept { reason: "OtherRenderer", message })
+            }
+            _ => None,
+        }
+    }
+
     /// Hashes as seen, applied and serving.
     pub(super) fn observed_spec(&self, seen: Option<&str>) -> Option<ObservedSpec> {
-        let mut hashes = self.pods.iter().filter(|pod| pod.ready).map(|pod| pod.input_hash.as_deref());
+        let ready = self.pods.iter().filter(|pod| pod.ready);
+        let mut hashes = ready.map(|pod| pod_input_hash(self.observed, self.deployment, pod));
         let serving = hashes.next().flatten().filter(|first| hashes.all(|hash| hash == Some(first)));
         let spec = ObservedSpec {
             seen: seen.map(str::to_owned),
@@ -116,8 +161,7 @@ impl<'a> Standing<'a> {
     fn is_unseen(&self, deployment: &ObservedObject) -> bool {
         let generation = deployment.body.pointer("/metadata/generation").and_then(Value::as_u64);
         let seen = deployment.body.pointer("/status/observedGeneration").and_then(Value::as_u64);
-        generation > seen
-            && self.newest.is_none_or(|newest| newest.input_hash.as_deref() != live_input_hash(deployment))
+        generation > seen && self.newest.is_none_or(|newest| !is_of_the_template(newest, deployment))
     }
 }
 

@@ -42,7 +42,7 @@ fn deploying_and_running_rows_are_served_alike_so_an_edit_that_keeps_the_state_c
     // D-4: the original's edits go back to `deploying`, ours stay `running`.
     for word in ["deploying", "running"] {
         let row = row_with("classic-minimal", |item| state(item, word));
-        let Intent::Serve { identity, spec, paused } = decide(&row) else { panic!("{word}") };
+        let Intent::Serve { identity, spec, refresh: _, paused } = decide(&row) else { panic!("{word}") };
         assert_eq!(identity, identity_of(&row, REGION));
         assert_eq!(spec.spec.image, "vllm/vllm-openai:v0.28.0");
         assert!(!paused);

@@ -1,5 +1,6 @@
 //! What a region says, situation by situation (the wire contract, C.15 and E.2).
 
+mod kept;
 mod leaving;
 mod pods;
 mod rejected;
@@ -211,6 +212,7 @@ fn an_edit_never_takes_a_serving_region_off_the_routers() {
     scene.status(json!({"observedGeneration": 1, "replicas": 3, "updatedReplicas": 1, "readyReplicas": 2,
         "conditions": [{"type": "Progressing", "status": "True", "reason": "ReplicaSetUpdated"}]}));
     let revision = |revision, ready, hash: &str| ObservedReplicaSet {
+        template: None,
         name: format!("chat-small-{revision}"),
         app: scene.row.name.clone(),
         revision,
@@ -269,6 +271,7 @@ fn a_stuck_rollout_is_named_and_goes_on_serving() {
 fn a_stamp_alone_is_no_rollout_and_an_unseen_template_is_one() {
     let key = key(Kind::Deployment, "chat-small");
     let set = |hash: &str| ObservedReplicaSet {
+        template: None,
         name: "chat-small-1".to_owned(),
         app: "chat-small".to_owned(),
         revision: 1,
@@ -369,15 +372,13 @@ fn codes_are_distinct_and_say_what_to_do() {
 #[test]
 fn objects_in_the_way_are_named_and_what_runs_goes_on() {
     // D-22: the original keeps the last word and says nothing.
-    for (reason, code, not_ours) in [
-        (obstacle::FOREIGN, codes::FOREIGN_OBJECT, true),
-        (obstacle::OTHER_ENDPOINT, codes::OTHER_ENDPOINT, true),
-        (obstacle::ADOPTION_NOT_SUPPORTED, codes::ADOPTION_NOT_SUPPORTED, false),
-    ] {
+    for (reason, code) in
+        [(obstacle::FOREIGN, codes::FOREIGN_OBJECT), (obstacle::OTHER_ENDPOINT, codes::OTHER_ENDPOINT)]
+    {
         let entry = Scene::of(1).pods(1, 0).done(obstructed(reason)).entry();
         assert_eq!(entry.state, State::Running);
         assert_eq!(said(&entry, "Blocked"), ("True", reason));
-        assert_eq!(entry.blocked_by, if not_ours { vec!["service/chat-small".to_owned()] } else { Vec::new() });
+        assert_eq!(entry.blocked_by, ["service/chat-small"]);
         let error = entry.error.unwrap();
         assert!(error.starts_with(code.code) && error.contains("service/chat-small"), "{error}");
     }

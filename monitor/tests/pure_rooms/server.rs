@@ -7,10 +7,11 @@ use std::sync::Arc;
 use gco_monitor::identity::LeaderMark;
 use gco_monitor::intent::CleanUp;
 use gco_monitor::object::{DesiredSet, Kind, ObjectKey, Observed, ObservedObject, ObservedPod};
-use gco_monitor::plan::{Goal, Plan, PlanInput, Precondition, Step, plan};
+use gco_monitor::plan::{Goal, Plan, PlanInput, Precondition, Step, Upkeep, plan};
+use gco_store::spec::Spec;
 use serde_json::{Map, Value, json};
 
-use super::support::{NAMESPACE, leader};
+use super::support::{NAMESPACE, NOW, leader, small_spec};
 use gco_monitor::identity::RowIdentity;
 
 pub(crate) struct Server {
@@ -22,6 +23,14 @@ pub(crate) struct Server {
     pub(crate) leader: LeaderMark,
     pub(crate) futile: BTreeMap<ObjectKey, String>,
     pub(crate) table_away: bool,
+    /// The row's spec, as far as plans look at it.
+    pub(crate) spec: Spec,
+    /// Digest of the row's spec.
+    pub(crate) spec_digest: String,
+    /// The row's last refresh.
+    pub(crate) refresh: Option<String>,
+    /// Whether a restart that no edit asks for may begin.
+    pub(crate) may_restart: bool,
 }
 
 impl Server {
@@ -34,6 +43,10 @@ impl Server {
             leader: leader(1),
             futile: BTreeMap::new(),
             table_away: false,
+            spec: small_spec(),
+            spec_digest: "digest".to_owned(),
+            refresh: None,
+            may_restart: true,
         }
     }
 
@@ -168,7 +181,14 @@ impl Server {
     }
 
     pub(crate) fn hold(&self, name: &str, identity: &RowIdentity, desired: &DesiredSet) -> Plan {
-        self.plan_for(name, Goal::Hold { identity, desired })
+        let upkeep = Upkeep {
+            spec: &self.spec,
+            spec_digest: &self.spec_digest,
+            refresh: self.refresh.as_deref(),
+            may_restart: self.may_restart,
+            now: NOW,
+        };
+        self.plan_for(name, Goal::Hold { identity, desired, upkeep })
     }
 
     pub(crate) fn stop(&self, name: &str, identity: &RowIdentity) -> Plan {

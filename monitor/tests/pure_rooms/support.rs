@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use gco_monitor::identity::{LeaderMark, RowIdentity};
 use gco_monitor::intent::{Intent, RegionContext};
-use gco_monitor::object::{DesiredSet, ObservedPod};
+use gco_monitor::object::{DesiredSet, ObservedPod, ObservedPort};
 use gco_monitor::render::{RenderInput, classic};
 use gco_store::row::EndpointRow;
 use gco_store::spec::Spec;
@@ -98,7 +98,10 @@ pub(crate) fn ready_pod(name: &str, app: &str, identity: &RowIdentity, input_has
         app: app.to_owned(),
         ready: true,
         terminating: false,
+        ended: false,
         input_hash: input_hash.map(str::to_owned),
+        template: None,
+        port: Some(ObservedPort { name: Some("http".to_owned()), number: 8000 }),
         lifecycle_id: Some(identity.lifecycle_id.clone()),
         reason: None,
         message: None,

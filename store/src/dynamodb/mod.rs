@@ -483,6 +483,11 @@ impl Table for DynamoDbTable {
         self.set_region(region, &attributes).await
     }
 
+    async fn clear_restarts(&self, region: &str, at: &str) -> Result<RegionItem, TableError> {
+        let attributes = Item::from([(RegionItem::RESTARTS_CLEARED_AT.to_owned(), Value::from(at))]);
+        self.set_region(region, &attributes).await
+    }
+
     async fn read_region(&self, region: &str) -> Result<Option<RegionItem>, TableError> {
         let key = (RegionHeartbeat::KEY, region);
         let item = self.read_item(&self.regions_table(), key, Consistency::Strong, &mut self.budget()).await?;

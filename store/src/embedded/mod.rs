@@ -203,6 +203,14 @@ impl Table for EmbeddedTable {
         self.change_region(region, freeze).await
     }
 
+    async fn clear_restarts(&self, region: &str, at: &str) -> Result<RegionItem, TableError> {
+        let at = Value::from(at);
+        let clear = move |item: &mut Item| {
+            item.insert(RegionItem::RESTARTS_CLEARED_AT.to_owned(), at);
+        };
+        self.change_region(region, clear).await
+    }
+
     async fn read_region(&self, region: &str) -> Result<Option<RegionItem>, TableError> {
         let region = region.to_owned();
         let item = self.run("GetItem", move |connection| read("GetItem", connection, Kind::Regions, &region)).await?;

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::name;
 use crate::problem::{FieldProblem, QUOTED_VALUE_CHARACTERS, bounded};
-use crate::row::{DesiredState, EndpointRow, Quorum};
+use crate::row::{DesiredState, EndpointRow, Quorum, Refresh};
 use crate::spec::{MOST_REPLICAS, Spec};
 use crate::status::RegionEntry;
 use crate::time;
@@ -418,23 +418,46 @@ pub fn set_paused(row: &EndpointRow, paused: bool, now: Timestamp) -> Result<Tra
     let lifecycle = row.lifecycle_id.as_ref().ok_or_else(|| no_identity(row))?;
     let base = version_of(row)?;
     refuse_deleted(row, if paused { "paused" } else { "resumed" })?;
+    let (as_read, change) = set_control(row, "paused", Value::Bool(paused))?;
+    let conditions = vec![lifecycle_is(lifecycle), live(), as_read, moves_forward(base, now)];
+    Ok(update(row, Operation::SetPaused, conditions, vec![change], base, now))
+}
+
+/// Ours: sets `control.refresh`: monitors bring the endpoint's pods to what they render now, a few endpoints at once.
+///
+/// # Errors
+/// The row's state; a bad count.
+pub fn refresh(row: &EndpointRow, wish: &Refresh, now: Timestamp) -> Result<Transition, OperationError> {
+    let Refresh { requested_at, at_once } = wish;
+    let lifecycle = row.lifecycle_id.as_ref().ok_or_else(|| no_identity(row))?;
+    let base = version_of(row)?;
+    refuse_deleted(row, "refreshed")?;
+    if *at_once == Some(0) {
+        return Err(OperationError::Invalid(vec![FieldProblem::new("at_once", "must be at least 1")]));
+    }
+    let mut map = Item::from([("requested_at".to_owned(), Value::from(requested_at.as_str()))]);
+    map.extend(at_once.map(|count| ("at_once".to_owned(), Value::from(i64::from(count)))));
+    let (as_read, change) = set_control(row, "refresh", Value::Map(map))?;
+    let conditions = vec![lifecycle_is(lifecycle), live(), as_read, moves_forward(base, now)];
+    Ok(update(row, Operation::Refresh, conditions, vec![change], base, now))
+}
+
+/// The change that sets `control.<key>`, and the condition under which it can be made.
+///
+/// A place below a map that is not there cannot be set: then the map is made, if nobody else made it meanwhile.
+fn set_control(row: &EndpointRow, key: &str, value: Value) -> Result<(Condition, Change), OperationError> {
     let control = Path::of(["control"]);
-    // A place below a map that is not there cannot be set: then the map is made, if nobody else made it meanwhile.
-    let (as_read, change) = match row.item.get("control") {
-        Some(Value::Map(_)) => {
-            (Condition::Exists(control), Change::Set(Path::of(["control", "paused"]), Value::Bool(paused)))
-        }
+    match row.item.get("control") {
+        Some(Value::Map(_)) => Ok((Condition::Exists(control), Change::Set(Path::of(["control", key]), value))),
         None => {
-            let made = Value::Map(Item::from([("paused".to_owned(), Value::Bool(paused))]));
-            (not(Condition::Exists(control.clone())), Change::Set(control, made))
+            let made = Value::Map(Item::from([(key.to_owned(), value)]));
+            Ok((not(Condition::Exists(control.clone())), Change::Set(control, made)))
         }
         Some(other) => {
             let message = format!("must be a map, is of type {}", other.type_name());
-            return Err(OperationError::Invalid(vec![FieldProblem::new("control", message)]));
+            Err(OperationError::Invalid(vec![FieldProblem::new("control", message)]))
         }
-    };
-    let conditions = vec![lifecycle_is(lifecycle), live(), as_read, moves_forward(base, now)];
-    Ok(update(row, Operation::SetPaused, conditions, vec![change], base, now))
+    }
 }
 
 /// An update of an existing row that also sets the next version.

@@ -12,8 +12,8 @@ use crate::wire::{Item, Value};
 
 pub(crate) use build::deleted_message;
 pub use build::{
-    back_fill, create, promote, purge, scale, set_desired_state, set_paused, start, update_spec, update_target_regions,
-    write_region_status,
+    back_fill, create, promote, purge, refresh, scale, set_desired_state, set_paused, start, update_spec,
+    update_target_regions, write_region_status,
 };
 
 /// The only namespace that endpoints are served in (D-51): the monitors' roles exist nowhere else.
@@ -107,6 +107,8 @@ pub enum Operation {
     Purge,
     /// Ours: `control.paused`.
     SetPaused,
+    /// Ours: `control.refresh`.
+    Refresh,
 }
 
 impl Operation {
@@ -125,6 +127,7 @@ impl Operation {
             Self::UpdateTargetRegions => "update_target_regions",
             Self::Purge => "purge",
             Self::SetPaused => "set_paused",
+            Self::Refresh => "refresh",
         }
     }
 }

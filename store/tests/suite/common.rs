@@ -175,6 +175,10 @@ impl Table for MemoryTable {
         Err(TableError::new(ErrorCategory::Table, "UpdateItem", "no second table"))
     }
 
+    async fn clear_restarts(&self, _: &str, _: &str) -> Result<RegionItem, TableError> {
+        Err(TableError::new(ErrorCategory::Table, "UpdateItem", "no second table"))
+    }
+
     async fn read_region(&self, _: &str) -> Result<Option<RegionItem>, TableError> {
         Err(TableError::new(ErrorCategory::Table, "GetItem", "no second table"))
     }

@@ -436,7 +436,7 @@ async fn the_second_table_is_read_whole_too() {
         error("ResourceNotFoundException"),
     ])
     .await;
-    let frozen = RegionItem { heartbeat: None, frozen: true };
+    let frozen = RegionItem { heartbeat: None, frozen: true, restarts_cleared_at: None };
     let all = [("eu-west-1".to_owned(), frozen.clone()), ("us-east-1".to_owned(), frozen)];
     assert_eq!(bench.table.read_regions().await, Ok(all.into()));
     assert_eq!(bench.body(1)["ExclusiveStartKey"], key);

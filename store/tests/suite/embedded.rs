@@ -103,7 +103,7 @@ async fn heartbeats_leave_the_freeze_switch_alone() {
     let folder = tempfile::tempdir().expect("a folder");
     let table = table(folder.path()).await;
     assert_eq!(table.read_region("us-east-1").await, Ok(None));
-    let frozen = RegionItem { heartbeat: None, frozen: true };
+    let frozen = RegionItem { heartbeat: None, frozen: true, restarts_cleared_at: None };
     assert_eq!(table.set_frozen("us-east-1", true).await, Ok(frozen));
     let heartbeat = RegionHeartbeat {
         region: "us-east-1".to_owned(),
@@ -114,10 +114,13 @@ async fn heartbeats_leave_the_freeze_switch_alone() {
     };
     let long = Duration::from_secs(60);
     let written = table.write_heartbeat(&heartbeat, long).await.expect("written");
-    assert_eq!(written, RegionItem { heartbeat: Some(heartbeat), frozen: true });
+    assert_eq!(written, RegionItem { heartbeat: Some(heartbeat), frozen: true, restarts_cleared_at: None });
     assert_eq!(table.read_region("us-east-1").await, Ok(Some(written.clone())));
     let thawed = table.set_frozen("us-east-1", false).await.expect("written");
     assert_eq!(thawed, RegionItem { frozen: false, ..written });
+    let cleared = table.clear_restarts("us-east-1", "2026-11-29T17:00:00+00:00").await.expect("written");
+    assert_eq!(cleared, RegionItem { restarts_cleared_at: Some("2026-11-29T17:00:00+00:00".to_owned()), ..thawed });
+    let thawed = cleared;
     let frozen = table.set_frozen("eu-west-1", true).await.expect("written");
     let all = [("eu-west-1".to_owned(), frozen), ("us-east-1".to_owned(), thawed)];
     assert_eq!(table.read_regions().await, Ok(all.into()));

@@ -1,7 +1,7 @@
 //! Every operation: what it writes, when its predicate holds and when not, and its words.
 
 use crate::common::{all_rows, at, changed, now, request, row, tokens, value};
-use gco_store::row::{DesiredState, EndpointRow, Quorum};
+use gco_store::row::{DesiredState, EndpointRow, Quorum, Refresh};
 use gco_store::status::{RegionEntry, State};
 use gco_store::table::Outcome;
 use gco_store::transition::{self, Operation, OperationError, StatusAuthority, Transition};
@@ -564,4 +564,25 @@ fn pausing_makes_the_control_map_or_changes_it() {
         words(transition::set_paused(&crate::common::row("deleting-half-acknowledged"), true, now()))
             .contains("cannot be paused")
     );
+}
+
+#[test]
+fn a_refresh_is_noted_beside_a_pause_and_changes_nothing_else() {
+    let row = row("classic-hpa");
+    let wish = Refresh { requested_at: "2026-11-29T12:00:00+00:00".to_owned(), at_once: Some(2) };
+    let refreshed = after(&transition::refresh(&row, &wish, now()).expect("possible"), Some(&touched(&row)));
+    assert_eq!(refreshed.refresh.as_ref(), Some(&wish));
+    assert_eq!((&refreshed.spec, &refreshed.desired_state), (&row.spec, &row.desired_state));
+    let paused = after(&transition::set_paused(&row, true, now()).expect("possible"), Some(&row));
+    let later = Refresh { at_once: None, ..wish };
+    let both = after(&transition::refresh(&paused, &later, now()).expect("possible"), Some(&paused));
+    assert_eq!((both.paused, both.refresh.as_ref()), (true, Some(&later)));
+    assert!(transition::refresh(&row, &Refresh { at_once: Some(0), ..later.clone() }, now()).is_err());
+    let deleting = crate::common::row("deleting-half-acknowledged");
+    assert!(words(transition::refresh(&deleting, &later, now())).contains("cannot be refreshed"));
+    for unclear in [json!("now"), json!({"requested_at": ""}), json!({"requested_at": "x", "at_once": 0})] {
+        let row = set(&row, "control", value(json!({"refresh": unclear})));
+        assert_eq!(row.refresh, None, "what cannot be read restarts nothing");
+        assert!(row.problems.iter().any(|problem| problem.field == "control.refresh"), "{:?}", row.problems);
+    }
 }

@@ -346,7 +346,10 @@ fn binary() -> anyhow::Result<PathBuf> {
 }
 
 /// One of our programs, no older than its sources.
-pub(crate) fn program(name: &str, sources: &[&str]) -> anyhow::Result<PathBuf> {
+///
+/// # Errors
+/// When it is not there, or older.
+pub fn program(name: &str, sources: &[&str]) -> anyhow::Result<PathBuf> {
     let path = beside_this_test(name)?;
     let advice = "build it with `cargo build --workspace`, which also turns on the monitor's feature embedded-table";
     let Ok(built) = std::fs::metadata(&path).and_then(|metadata| metadata.modified()) else {

@@ -19,6 +19,7 @@ use serde_json::json;
 use super::BOUND;
 use super::objects::Snapshot;
 use super::planes::{Plane, Pods, plane};
+use super::predicates::Checker;
 use super::table::TestTable;
 
 /// The monitor's Role and its binding, as they are installed.
@@ -64,6 +65,7 @@ pub struct Region {
     token: String,
     folder: tempfile::TempDir,
     start: AuditMark,
+    checker: Checker,
 }
 
 impl std::fmt::Debug for Region {
@@ -94,7 +96,8 @@ impl Region {
         make_namespace(&client, &namespace).await?;
         let token = plane.control_plane().service_account_token(&namespace, MONITOR_ACCOUNT).await?;
         let folder = tempfile::tempdir().context("making a folder")?;
-        Ok(Self { name: settings.name, namespace, plane, client, table, token, folder, start })
+        let checker = Checker::start(&client, &namespace, &settings.name, &table)?;
+        Ok(Self { name: settings.name, namespace, plane, client, table, token, folder, start, checker })
     }
 
     /// Its name.
@@ -125,6 +128,12 @@ impl Region {
     #[must_use]
     pub fn table(&self) -> &TestTable {
         &self.table
+    }
+
+    /// What the control plane that came before would say of everything written here so far.
+    #[must_use]
+    pub fn checker(&self) -> &Checker {
+        &self.checker
     }
 
     /// A folder for files of this region.

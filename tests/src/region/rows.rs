@@ -113,6 +113,7 @@ impl Region {
     /// When the table does not answer.
     pub async fn put_raw(&self, item: Item) -> anyhow::Result<()> {
         let name = item.get("endpoint_name").and_then(Value::as_str).context("the row has no name")?.to_owned();
+        self.checker().expect_write(&item);
         let transition = Transition {
             operation: transition::Operation::Create,
             name: name.clone(),

@@ -73,6 +73,15 @@ impl TestTable {
         &self.store
     }
 
+    /// The file that it is in; `None` for a server.
+    #[must_use]
+    pub fn file(&self) -> Option<&std::path::Path> {
+        match &self.place {
+            Place::File { path, .. } => Some(path),
+            Place::Server { .. } => None,
+        }
+    }
+
     /// Where its server is; `None` for a file.
     #[must_use]
     pub fn address(&self) -> Option<SocketAddr> {

@@ -92,7 +92,11 @@ impl PodFault {
     pub(super) fn asked(metadata: &ObjectMeta, image: &str) -> Option<Self> {
         let maps = [&metadata.annotations, &metadata.labels];
         let asked = maps.into_iter().flatten().find_map(|map| map.get(FAULT_KEY));
-        asked.and_then(|asked| Self::parse(asked)).or_else(|| Self::of_image(image))
+        match asked.map(String::as_str) {
+            // Whatever the image says: pods of one image that start and others that do not.
+            Some("none") => None,
+            asked => asked.and_then(Self::parse).or_else(|| Self::of_image(image)),
+        }
     }
 
     /// Reads the value of `gco.io/simulated-fault`: `pull`, `crash`, `never-ready`, or whatever
@@ -146,6 +150,8 @@ mod tests {
         let crash = PodFault::Engine(Fault::CrashAtStart { exit_code: 1 });
         assert_eq!(PodFault::asked(&labelled, "vllm:fault-pull"), Some(crash));
         assert_eq!(PodFault::asked(&ObjectMeta::default(), "vllm"), None);
+        let none = ObjectMeta { annotations: with("none"), ..ObjectMeta::default() };
+        assert_eq!(PodFault::asked(&none, "vllm:fault-pull"), None);
     }
 
     #[test]

@@ -80,6 +80,7 @@ pub(super) async fn run(shared: &Shared, name: &str, claim: &Claim) -> PassEnd {
         done: Done::default(),
     };
     let end = pass.turns().await;
+    shared.restarts.release(name);
     let Pass { mut memory, intent, done, .. } = pass;
     memory.last = Some(LastPass {
         outcome: end.outcome,

@@ -10,13 +10,14 @@ use gco_store::table::TableError;
 
 use super::super::action::action_of;
 use super::super::queue::Ended;
+use super::super::restarts::Permission;
 use super::super::rows::Held;
 use super::super::shared::{Futile, generation_of};
 use super::{Pass, PassEnd, Turn, counted_absences, is_paused};
 use crate::cluster::{Applied, ExecuteInput, Replaced};
 use crate::intent::{CleanUp, Intent};
 use crate::object::{DesiredSet, Kind, ObjectKey, Observed};
-use crate::plan::{Goal, Plan, PlanInput, Step, plan};
+use crate::plan::{Goal, Plan, PlanInput, Step, Upkeep, obstacle, plan, spec_digest};
 use crate::render::{RenderInput, classic};
 use crate::report::{Category, Done, ReportInput, may_wait, report};
 
@@ -33,6 +34,8 @@ const NOT_SYNCED_WAIT: Duration = Duration::from_millis(200);
 /// How long a refusal by the admission policies is retried while our Lease still reads as ours: their view of the Lease
 /// lags behind by milliseconds to seconds.
 const STALE_TERM_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a restart that no edit asked for waits before it asks again for its turn.
+const RESTART_WAIT: Duration = Duration::from_secs(2);
 /// Wait between these retries.
 const STALE_TERM_WAIT: Duration = Duration::from_millis(300);
 
@@ -88,7 +91,7 @@ impl Pass<'_> {
     }
 
     fn desired(&self, intent: &Intent) -> Option<DesiredSet> {
-        let Intent::Serve { identity, spec, paused: _ } = intent else { return None };
+        let Intent::Serve { identity, spec, refresh: _, paused: _ } = intent else { return None };
         Some(classic(&RenderInput {
             name: self.name,
             namespace: &self.shared.config.namespace,
@@ -98,6 +101,7 @@ impl Pass<'_> {
         }))
     }
 
+    /// The plan; a restart that no edit asks for is in it only if it may begin now.
     fn plan(
         &self,
         row: &EndpointRow,
@@ -106,9 +110,45 @@ impl Pass<'_> {
         observed: &Observed,
         away: bool,
     ) -> Plan {
+        // A paused endpoint's plan is not carried out, so nothing in it waits.
+        let mut plan = self.plan_with(row, intent, desired, observed, away, is_paused(intent));
+        if !plan.obstacles.iter().any(|one| one.reason == obstacle::RESTART_WAITS) {
+            return plan;
+        }
+        let at_once = match intent {
+            Intent::Serve { refresh, .. } => refresh.as_ref().and_then(|refresh| refresh.at_once),
+            _ => None,
+        };
+        match self.shared.may_restart(self.name, at_once) {
+            Permission::Given => self.plan_with(row, intent, desired, observed, away, true),
+            Permission::Wait => plan,
+            Permission::Stopped => {
+                for obstacle in plan.obstacles.iter_mut().filter(|one| one.reason == obstacle::RESTART_WAITS) {
+                    obstacle.reason = obstacle::RESTARTS_STOPPED;
+                }
+                plan
+            }
+        }
+    }
+
+    fn plan_with(
+        &self,
+        row: &EndpointRow,
+        intent: &Intent,
+        desired: Option<&DesiredSet>,
+        observed: &Observed,
+        away: bool,
+        may_restart: bool,
+    ) -> Plan {
         self.shared.telemetry.plans_computed.inc();
+        let spec_digest = spec_digest(&row.spec);
+        let now = gco_store::time::format(self.shared.clock.wall());
         let goal = match (intent, desired) {
-            (Intent::Serve { identity, .. }, Some(desired)) => Goal::Hold { identity, desired },
+            (Intent::Serve { identity, spec, refresh, .. }, Some(desired)) => {
+                let refresh = refresh.as_ref().map(|refresh| refresh.requested_at.as_str());
+                let upkeep = Upkeep { spec: &spec.spec, spec_digest: &spec_digest, refresh, may_restart, now: &now };
+                Goal::Hold { identity, desired, upkeep }
+            }
             (Intent::Stop { identity, .. }, _) => Goal::Stop { identity },
             (Intent::Remove { clean_up, .. }, _) => {
                 Goal::Remove { clean_up, region_generation: row.region_generation(&self.shared.config.region) }
@@ -357,6 +397,9 @@ impl Pass<'_> {
             if held.known_since >= self.claim.acquired_at() {
                 self.memory.under_authority = Some((self.claim.mark().epoch.clone(), intent.clone()));
             }
+        }
+        if self.done.obstacles.iter().any(|one| one.reason == obstacle::RESTART_WAITS) {
+            end = later(end, PassEnd::waiting(RESTART_WAIT));
         }
         if let Some(until) = shared.cluster.caches.foreign_until(self.name) {
             end = later(end, PassEnd::waiting(until.saturating_duration_since(shared.now())));

@@ -96,98 +96,18 @@ fn a_foreign_object_blocks_only_itself() {
     }
 }
 
-/// The objects that the original made for a fixture, as they are in the cluster.
-fn original(server: &mut Server, fixture: &str) {
-    let path = tests_folder().join(format!("fixtures/original-objects/{fixture}.objects.json"));
-    let all: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
-    for body in all["objects"].as_array().unwrap() {
-        if ["Deployment", "Service"].contains(&body["kind"].as_str().unwrap()) {
-            server.post(body.clone());
-        }
-    }
-}
-
-#[test]
-fn what_the_original_made_is_left_alone_whole_while_its_pods_run() {
-    let row = row("classic-minimal");
-    let identity = identity_of(&row, REGION);
-    let set = rendered(&row.name, &identity, &spec_of(&row));
-    let mut server = Server::new();
-    original(&mut server, "classic-minimal");
-    server.leader = leader(5);
-    let plan = server.hold(&row.name, &identity, &set);
-    assert_eq!(short(&plan), Vec::<String>::new(), "not even a stamp");
-    assert_eq!(obstacles(&plan), [("deployment/chat-small".to_owned(), obstacle::ADOPTION_NOT_SUPPORTED)]);
-    // Nor is a Service made for a Deployment whose port has no name.
-    server.objects.remove(&key(Kind::Service, "chat-small"));
-    assert_eq!(short(&server.hold(&row.name, &identity, &set)), Vec::<String>::new());
-}
-
-#[test]
-fn what_the_original_made_can_be_stopped_and_is_ours_at_the_next_start() {
-    let row = row("classic-minimal");
-    let identity = identity_of(&row, REGION);
-    let set = rendered(&row.name, &identity, &spec_of(&row));
-    let mut server = Server::new();
-    original(&mut server, "classic-minimal");
-    server.pods.push(ready_pod("chat-small-1", "chat-small", &identity, None));
-    let key = key(Kind::Deployment, "chat-small");
-    let template = server.objects[&key]["spec"]["template"].clone();
-    let plan = server.stop(&row.name, &identity);
-    assert_eq!(short(&plan), ["stamp service/chat-small", "replace deployment/chat-small"]);
-    server.apply(&plan);
-    assert_eq!(server.objects[&key]["spec"]["replicas"], json!(0));
-    assert_eq!(server.objects[&key]["spec"]["template"], template, "the template is untouched");
-    assert_eq!(server.stop(&row.name, &identity), Plan::default());
-    // While its last pod is there, it is still the original's.
-    assert_eq!(short(&server.hold(&row.name, &identity, &set)), Vec::<String>::new());
-    server.pods.clear();
-    let plan = server.hold(&row.name, &identity, &set);
-    assert_eq!(short(&plan), ["replace deployment/chat-small", "replace service/chat-small"]);
-    let Step::Replace { restarts, .. } = &plan.steps[0] else { panic!() };
-    assert!(!restarts, "there is no pod to restart");
-    server.apply(&plan);
-    assert_eq!(server.hold(&row.name, &identity, &set), Plan::default());
-}
-
 #[test]
 fn what_the_original_made_can_be_deleted_canary_and_roles_included() {
     for (fixture, count) in [("classic-minimal", 2), ("classic-canary", 4), ("mooncake-disaggregated", 6)] {
         let row = row(fixture);
         let mut server = Server::new();
-        original(&mut server, fixture);
+        made_by_the_original(&mut server, fixture);
         let identity = identity_of(&row, REGION);
         let plan = server.remove(&row.name, &deleted(&identity));
         assert_eq!(plan.steps.len(), count, "{fixture}: {:?}", short(&plan));
         assert!(plan.steps.iter().all(|step| matches!(step, Step::Delete { .. })), "{fixture}");
         assert!(plan.obstacles.is_empty());
     }
-}
-
-#[test]
-fn an_object_with_our_labels_and_no_lifecycle_is_taken_over_only_if_we_made_it() {
-    let identity = identity('1');
-    let set = desired(&identity, |_| {});
-    let mut server = settled(&identity);
-    for key in [deployment(), service()] {
-        server.edit(&key, |body| {
-            remove(&mut body["metadata"]["annotations"], "gco.io/lifecycle-id");
-            remove(&mut body["metadata"]["annotations"], "gco.io/region-generation");
-        });
-    }
-    let plan = server.hold(NAME, &identity, &set);
-    assert_eq!(short(&plan), ["replace deployment/chat", "replace service/chat"]);
-    let Step::Replace { restarts, .. } = &plan.steps[0] else { panic!() };
-    assert!(!restarts, "taking over never restarts a pod");
-
-    let mut server = Server::new();
-    put(&mut server, Kind::Deployment, NAME, &our_labels(NAME), &json!({}));
-    put(&mut server, Kind::Service, NAME, &our_labels(NAME), &json!({}));
-    let plan = server.hold(NAME, &identity, &set);
-    assert_eq!(short(&plan), Vec::<String>::new());
-    assert_eq!(obstacles(&plan), [("deployment/chat".to_owned(), obstacle::ADOPTION_NOT_SUPPORTED)]);
-    // Deleting needs no more than the exact labels (contract C.5.6).
-    assert_eq!(short(&server.remove(NAME, &deleted(&identity))), ["delete deployment/chat", "delete service/chat"]);
 }
 
 #[test]

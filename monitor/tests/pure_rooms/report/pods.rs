@@ -139,6 +139,6 @@ fn an_endpoint_from_before_lifecycles_goes_on_being_routed_to() {
     };
     scene.server.edit(&key, unmark);
     let pod = ObservedPod { lifecycle_id: None, ..ready_pod("a", "chat-small", &scene.identity(), None) };
-    let entry = scene.pod(pod).done(obstructed(obstacle::ADOPTION_NOT_SUPPORTED)).entry();
+    let entry = scene.pod(pod).entry();
     assert_eq!(entry.state, State::Running);
 }
