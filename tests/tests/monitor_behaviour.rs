@@ -137,6 +137,8 @@ async fn d7_every_field_of_the_spec_reaches_the_running_workload() -> TestResult
         ("env", json!({"EDIT": "7", "MORE": "yes"})),
         ("env", json!({"EDIT": "8"})),
         ("args", json!(["--max-model-len", "4096"])),
+        // While there is no command, the family decides about arguments.
+        ("framework", json!("tgi")),
         ("command", json!(["vllm", "serve"])),
         ("resources", json!({"requests": {"cpu": "2", "memory": "8Gi"}, "limits": {"cpu": "8", "memory": "32Gi"}})),
         ("node_selector", json!({"eks.amazonaws.com/instance-family": "p5"})),
@@ -145,7 +147,6 @@ async fn d7_every_field_of_the_spec_reaches_the_running_workload() -> TestResult
         ("startup_timeout_seconds", json!(600)),
         ("drain_seconds", json!(7)),
         ("max_surge", json!(1)),
-        ("framework", json!("tgi")),
     ];
     let mut last = region.objects_of("chat").await?.deployments["chat"]["spec"].clone();
     for (key, value) in edits {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use gco_bed::wait;
+use gco_runtime::clock::{Clock as _, SystemClock};
 use gco_store::row::Refresh;
 use gco_store::status::State;
 use gco_tests::original::Original;
@@ -357,7 +358,7 @@ async fn a_refresh_of_all_whose_pods_do_not_come_up_stops_after_a_few_and_all_ot
     let most = most_away(&region, &names, failed).await.with_context(|| monitor.described())?;
     ensure!(most <= AT_ONCE, "{most}");
     // Or somebody says that they were looked at: the next ones go.
-    let at = gco_store::time::format(jiff::Timestamp::now());
+    let at = gco_store::time::format(SystemClock.wall());
     region.table().store().clear_restarts(region.name(), &at).await?;
     region
         .wait_for("further endpoints to be restarted", BOUND, |snapshot| {
@@ -407,7 +408,7 @@ async fn a_refresh_brings_every_endpoint_to_the_current_rendering_a_few_at_once(
     original.stop();
     let monitor = Monitor::leading_with(&region, limited("m1")).await?;
     region.all_agree(&names, BOUND * 2).await.with_context(|| monitor.described())?;
-    let wish = Refresh { requested_at: gco_store::time::format(jiff::Timestamp::now()), at_once: Some(2) };
+    let wish = Refresh { requested_at: gco_store::time::format(SystemClock.wall()), at_once: Some(2) };
     for name in &names {
         region.operations().refresh(name, &wish).await?;
     }
