@@ -270,6 +270,9 @@ mod tests {
 
     const REGION: &str = "us-east-1";
 
+    /// A change of an entry.
+    type Change = fn(&mut Item);
+
     fn map<'i>(value: &'i mut Item, key: &str) -> &'i mut Item {
         match value.get_mut(key) {
             Some(Value::Map(map)) => map,
@@ -300,7 +303,7 @@ mod tests {
     fn a_status_write_of_ours_breaks_no_rule_and_each_rule_can_fail() {
         let (before, after) = rows();
         assert_eq!(violations(&before, &after, REGION, true), Vec::<String>::new());
-        let breaks: [(&str, fn(&mut Item)); 10] = [
+        let breaks: [(&str, Change); 10] = [
             ("A.5: state", |entry| drop(entry.insert("state".to_owned(), Value::from("happy")))),
             ("A.5, I.6: replicas_ready", |entry| drop(entry.insert("replicas_ready".to_owned(), Value::from("1")))),
             ("A.5: last_sync", |entry| drop(entry.remove("last_sync"))),
