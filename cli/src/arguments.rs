@@ -90,6 +90,22 @@ pub enum Verb {
     /// Change the image; regions roll it out while the old one serves
     #[command(after_help = UPDATE_IMAGE_HELP)]
     UpdateImage(UpdateImageFlags),
+    /// Send a share of the requests to pods of another image
+    #[command(after_help = CANARY_HELP)]
+    Canary(CanaryFlags),
+    /// Make the canary's image the endpoint's, and end the canary
+    #[command(after_help = PROMOTE_HELP)]
+    Promote(ConfirmedFlags),
+    /// End the canary; the endpoint stays as it is
+    #[command(after_help = ROLLBACK_HELP)]
+    Rollback(ConfirmedFlags),
+    /// Add or remove a region
+    #[command(arg_required_else_help = true, disable_help_subcommand = true)]
+    Regions {
+        /// What to do.
+        #[command(subcommand)]
+        change: RegionChange,
+    },
     /// Keep the endpoint without pods, until it is started again
     #[command(after_help = STOP_HELP)]
     Stop(ConfirmedFlags),
@@ -98,7 +114,10 @@ pub enum Verb {
     Start(NameFlags),
     /// Remove an endpoint from all its regions
     #[command(after_help = DELETE_HELP)]
-    Delete(ConfirmedFlags),
+    Delete(DeleteFlags),
+    /// Show objects that no endpoint owns any more; nothing removes them by itself
+    #[command(after_help = ORPHANS_HELP)]
+    Orphans(OrphansFlags),
     /// Make the regions change nothing for an endpoint, while they go on reporting
     #[command(after_help = PAUSE_HELP)]
     Pause(NameFlags),
@@ -109,6 +128,57 @@ pub enum Verb {
     #[command(after_help = RESUME_HELP)]
     Resume(NameFlags),
 }
+
+/// What `regions` does.
+#[derive(Debug, Subcommand)]
+pub enum RegionChange {
+    /// Serve the endpoint in one more region
+    #[command(after_help = REGIONS_ADD_HELP)]
+    Add(RegionFlags),
+    /// Serve the endpoint in one region less: everything of it is removed there
+    #[command(after_help = REGIONS_REMOVE_HELP)]
+    Remove(ConfirmedRegionFlags),
+}
+
+const CANARY_HELP: &str = "\
+Examples:
+  gco inference canary chat -i vllm/vllm-openai:v0.29.0
+  gco inference canary chat -i vllm/vllm-openai:v0.29.0 --weight 25 --replicas 2
+
+In each region the canary gets its share once all its pods are ready, and none while they are not. It uses the endpoint's
+own model directory, environment and arguments. Run it again to change image, weight or count.";
+
+const PROMOTE_HELP: &str = "\
+Examples:
+  gco inference promote chat
+  gco inference promote chat -y
+
+The endpoint's own pods are replaced by pods of the canary's image, as with update-image; the canary goes after the first of
+them serves. Images by region are dropped.";
+
+const ROLLBACK_HELP: &str = "\
+Examples:
+  gco inference rollback chat -y";
+
+const REGIONS_ADD_HELP: &str = "\
+Examples:
+  gco inference regions add chat eu-west-1
+  gco inference status chat --watch --until running";
+
+const REGIONS_REMOVE_HELP: &str = "\
+Examples:
+  gco inference regions remove chat eu-west-1 -y
+
+The region's monitor removes everything of the endpoint there and confirms it twice; the other regions go on serving.";
+
+const ORPHANS_HELP: &str = "\
+Examples:
+  gco inference orphans
+  gco inference orphans -r eu-west-1 -o json
+
+Each region's monitor tells of them with its heartbeat, once a minute: objects with our labels whose endpoint is gone from
+the table, for example after a region that was declared gone came back. To remove one that is of no use any more:
+  kubectl --context REGION -n gco-inference delete deployment/NAME";
 
 const DEPLOY_HELP: &str = "\
 Examples:
@@ -161,8 +231,11 @@ const DELETE_HELP: &str = "\
 Examples:
   gco inference delete chat -y
   gco inference status chat --watch --until deleted
+  gco inference delete chat --force-region-absent eu-west-1 --reason 'cluster decommissioned, ticket 4711'
 
-The name is free again once every region has confirmed twice that nothing is left.";
+The name is free again once every region has confirmed twice that nothing is left. A region that was taken out of service
+cannot confirm; --force-region-absent is your word that it is gone for good. It is kept on the row with your name and reason.
+Should its cluster come back, what is left there goes on running until somebody removes it; `gco inference orphans` lists it.";
 
 const PAUSE_HELP: &str = "\
 Examples:
@@ -339,6 +412,70 @@ pub struct RefreshFlags {
     /// Do not ask
     #[arg(short, long)]
     pub yes: bool,
+}
+
+/// Flags of `orphans`.
+#[derive(Clone, Debug, Default, Args)]
+pub struct OrphansFlags {
+    /// Only this region
+    #[arg(short, long, value_name = "REGION")]
+    pub region: Option<String>,
+}
+
+/// Flags of `canary`.
+#[derive(Clone, Debug, Default, Args)]
+pub struct CanaryFlags {
+    /// Name of the endpoint
+    pub endpoint_name: String,
+    /// Image of the canary
+    #[arg(short, long, value_name = "IMAGE", required = true)]
+    pub image: String,
+    /// Share of the requests in percent, 1 to 99 [default: 10]
+    #[arg(short, long, value_name = "PERCENT", allow_hyphen_values = true)]
+    pub weight: Option<String>,
+    /// Replicas of the canary in each region [default: 1]
+    #[arg(short, long, value_name = "COUNT", allow_hyphen_values = true)]
+    pub replicas: Option<String>,
+}
+
+/// Flags of `regions add`.
+#[derive(Clone, Debug, Default, Args)]
+pub struct RegionFlags {
+    /// Name of the endpoint
+    pub endpoint_name: String,
+    /// Name of the region
+    pub region: String,
+}
+
+/// Flags of `regions remove`.
+#[derive(Clone, Debug, Default, Args)]
+pub struct ConfirmedRegionFlags {
+    /// Name of the endpoint
+    pub endpoint_name: String,
+    /// Name of the region
+    pub region: String,
+    /// Do not ask
+    #[arg(short, long)]
+    pub yes: bool,
+}
+
+/// Flags of `delete`.
+#[derive(Clone, Debug, Default, Args)]
+pub struct DeleteFlags {
+    /// Name of the endpoint
+    pub endpoint_name: String,
+    /// Do not ask
+    #[arg(short, long)]
+    pub yes: bool,
+    /// A region that is gone for good and will never confirm (repeat)
+    #[arg(long, value_name = "REGION", allow_hyphen_values = true)]
+    pub force_region_absent: Vec<String>,
+    /// With --force-region-absent: how you know that it is gone; kept on the row
+    #[arg(long, value_name = "TEXT")]
+    pub reason: Option<String>,
+    /// With --force-region-absent: who says so; kept on the row [default: GCO_OPERATOR, else USER]
+    #[arg(long, value_name = "NAME")]
+    pub by: Option<String>,
 }
 
 /// Flags of a verb that takes only a name.

@@ -40,6 +40,30 @@ pub fn regions_of(row: &EndpointRow) -> Vec<String> {
     row.target_regions.iter().chain(others).cloned().collect()
 }
 
+/// Regions for a sentence: their names, or how many they are.
+#[must_use]
+pub fn regions_in_words<'a>(regions: impl IntoIterator<Item = &'a String>) -> String {
+    let regions: Vec<&str> = regions.into_iter().map(String::as_str).collect();
+    match regions.len() {
+        0 => "no region".to_owned(),
+        1..=8 => clean(&regions.join(", ")),
+        count => format!("{count} regions"),
+    }
+}
+
+/// What a region says of a canary, in words.
+#[must_use]
+pub fn canary_words(told: &Value) -> String {
+    let text = |key: &str| told.at(&[key]).map_or_else(|| "-".to_owned(), plain_text);
+    clean(&format!(
+        "{}, {} of {} ready, {}",
+        text("state"),
+        text("replicas_ready"),
+        text("replicas_desired"),
+        text("image")
+    ))
+}
+
 /// The whole text of `status`.
 #[must_use]
 pub fn endpoint(row: &EndpointRow, items: &RegionItems, now: Timestamp) -> String {
@@ -88,6 +112,11 @@ fn header(row: &EndpointRow) -> String {
     if row.paused {
         state.push_str(" (paused: the regions change nothing)");
     }
+    let canary = row.spec.at(&["canary"]).filter(|canary| canary.as_map().is_some_and(|canary| !canary.is_empty()));
+    let canary = canary.map(|canary| {
+        let of = |key: &str, default: &str| canary.at(&[key]).map_or_else(|| default.to_owned(), plain_text);
+        clean(&format!("{} % to {}, {} per region", of("weight", "10"), of("image", "-"), of("replicas", "1")))
+    });
     let lines = [
         ("State", state),
         ("Image", spec("image", "-")),
@@ -102,12 +131,19 @@ fn header(row: &EndpointRow) -> String {
     for (label, value) in lines {
         let _ = writeln!(header, "  {}", columns(&[(&format!("{label}:"), 10), (&value, 0)]));
     }
+    if let Some(canary) = canary {
+        let _ = writeln!(header, "  {}", columns(&[("Canary:", 10), (&canary, 0)]));
+    }
     let spec_problems = Spec::check(&row.spec).err().unwrap_or_default();
     for problem in row.problems.iter().chain(&spec_problems).take(MOST_PROBLEMS) {
         let _ = writeln!(header, "  Problem:   {problem}");
     }
     if row.desired_state == DesiredState::Deleted {
         let _ = writeln!(header, "  Deletion:  {}", deletion(row));
+        for (region, absent) in row.absent_regions.iter().filter(|(region, _)| row.declared_absent(region)) {
+            let said = format!("{region} was declared gone for good by {}: {}", absent.by, absent.reason);
+            let _ = writeln!(header, "             {}", clean(&said));
+        }
     }
     header
 }
@@ -181,6 +217,9 @@ fn entry_details(entry: &RegionEntry, current: &[String]) -> Vec<String> {
     let serves_nothing = matches!(entry.state, State::Stopping | State::Stopped);
     if let Some(observed) = entry.observed_spec.as_ref().filter(|_| !serves_nothing) {
         lines.push(format!("spec: {}", spec_words(observed, current)));
+    }
+    if let Some(canary) = entry.extra.get("canary") {
+        lines.push(format!("canary: {}", canary_words(canary)));
     }
     if let Some(rollout) = &entry.rollout {
         lines.push(format!("rollout: {}", rollout_words(rollout)));

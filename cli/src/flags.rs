@@ -14,7 +14,7 @@ const LONGEST_TIME_OUT_SECONDS: u64 = 86_400;
 /// Longest partition key that a table takes.
 const LONGEST_KEY_BYTES: usize = 2048;
 /// Most replicas of an endpoint in one region.
-const MOST_REPLICAS: i64 = 1000;
+pub const MOST_REPLICAS: i64 = 1000;
 
 /// What is wrong with the name of an endpoint that should exist. Rows of the earlier control plane may have any name, so
 /// only what no table key can be is refused.

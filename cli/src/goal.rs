@@ -4,6 +4,7 @@ use gco_store::problem::bounded;
 use gco_store::row::{DesiredState, EndpointRow};
 use gco_store::spec::Spec;
 use gco_store::status::{RegionEntry, State};
+use gco_store::wire::Value;
 
 use crate::describe::state_word;
 
@@ -108,6 +109,9 @@ fn behind(spec: Option<&Spec>, region: &str, entry: &RegionEntry) -> Option<Stri
     if entry.replicas_desired != replicas {
         return Some(format!("the change to {replicas} replicas is not seen yet"));
     }
+    if let Some(lack) = canary_lacks(spec, entry) {
+        return Some(lack);
+    }
     let stuck = entry.rollout.as_ref().and_then(|rollout| rollout.stuck.as_deref());
     if observed.serving != asked {
         return Some(match stuck {
@@ -119,6 +123,22 @@ fn behind(spec: Option<&Spec>, region: &str, entry: &RegionEntry) -> Option<Stri
         Some(reason) => format!("serves with less than asked for: {}", bounded(reason, 60)),
         None => "serves with less than asked for".to_owned(),
     })
+}
+
+/// What the canary that the row asks for lacks; `None`: nothing, or none is asked for.
+fn canary_lacks(spec: &Spec, entry: &RegionEntry) -> Option<String> {
+    let asked = spec.canary.as_ref()?;
+    let Some(told) = entry.extra.get("canary") else { return Some("the canary is not seen yet".to_owned()) };
+    let text = |key: &str| told.at(&[key]).and_then(Value::as_str);
+    let number = |key: &str| told.at(&[key]).and_then(Value::as_integer);
+    if text("image") != Some(asked.image.as_str())
+        || number("replicas_desired") != Some(i64::from(asked.replicas))
+        || number("weight") != Some(i64::from(asked.weight))
+    {
+        return Some("the last edit of the canary is not seen yet".to_owned());
+    }
+    let ready = number("replicas_ready").unwrap_or_default();
+    (text("state") != Some("running")).then(|| format!("{ready} of {} pods of the canary are ready", asked.replicas))
 }
 
 /// Whether every target region is in the `wanted` state and, where it is, `lacks` finds nothing.
@@ -152,7 +172,7 @@ fn deleted(row: &EndpointRow) -> Progress {
     let regions = row.deletion_regions.as_ref().unwrap_or(&row.target_regions);
     let waiting: Vec<String> = regions
         .iter()
-        .filter(|region| !row.acknowledged(region))
+        .filter(|region| !row.acknowledged(region) && !row.declared_absent(region))
         .map(|region| region_line(region, row.region_status.get(region)))
         .collect();
     if waiting.is_empty() {
@@ -185,7 +205,7 @@ pub fn region_line(region: &str, entry: Option<&RegionEntry>) -> String {
 #[cfg(test)]
 mod tests {
     use gco_store::status::{ObservedSpec, Rollout};
-    use gco_store::wire::{Item, Value};
+    use gco_store::wire::Item;
 
     use super::*;
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use gco_store::name;
 use gco_store::problem::FieldProblem;
-use gco_store::row::{DesiredState, EndpointRow, Refresh};
+use gco_store::row::{DesiredState, EndpointRow, Quorum, Refresh};
 use gco_store::spec::{CheckedSpec, Spec};
 
 use crate::identity::RowIdentity;
@@ -118,9 +118,14 @@ const FENCE_ATTRIBUTES: [&str; 8] = [
 
 /// Decides.
 ///
-/// Membership comes first: a row that never concerned this region costs nothing, says nothing and logs nothing (D-30).
+/// Membership comes first (but for a row that is about to be purged): a row that never concerned this region costs nothing, says nothing and logs nothing (D-30).
 #[must_use]
 pub fn decide(row: &EndpointRow, context: &RegionContext<'_>) -> Intent {
+    // Whichever monitor sees that a deletion is confirmed purges the row, also one that the row never concerned: of the
+    // regions of the row there may be none left (D-21).
+    if row.quorum() == Quorum::Stands {
+        return Intent::AwaitPurge;
+    }
     if !row.concerns(context.region) {
         return Intent::Ignore;
     }
@@ -261,9 +266,6 @@ fn unsupported_blocks(spec: &Spec) -> Vec<FieldProblem> {
     }
     if spec.autoscaling.as_ref().is_some_and(|block| block.enabled) {
         problems.push(problem("spec.autoscaling"));
-    }
-    if spec.canary.is_some() {
-        problems.push(problem("spec.canary"));
     }
     problems
 }

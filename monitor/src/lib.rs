@@ -2,11 +2,12 @@
 //!
 //! Data flows one way, and every room hands a finished thing to the next:
 //! table row → [`intent`] → [`render`] → [`plan`] → `cluster` → [`report`] → table row.
-//! `intent`, `render`, `plan` and `report` are pure: no clock, no randomness, no environment, no client.
+//! `intent`, `render`, `plan`, `report` and `orphans` are pure: no clock, no randomness, no environment, no client.
 
 pub mod identity;
 pub mod intent;
 pub mod object;
+pub mod orphans;
 pub mod plan;
 pub mod render;
 pub mod report;

@@ -10,10 +10,12 @@
 //! * [`transition`]: every operation as data: a condition and changes.
 //! * [`table`]: the trait that backends implement, and their errors.
 //! * [`operations`]: read, decide, execute, and retry a lost race while the edit still makes sense.
+//! * [`orphans`]: what a region tells of objects that no row owns.
 //! * `dynamodb`, `embedded` (features): the two backends.
 
 pub mod name;
 pub mod operations;
+pub mod orphans;
 pub mod problem;
 pub mod row;
 pub mod spec;

@@ -2,6 +2,9 @@
 //!
 //! Nothing is cached: every operation starts with a strong read. Time, tokens and waiting come from the caller.
 
+mod canary;
+mod regions;
+
 use std::collections::BTreeSet;
 use std::fmt;
 use std::future::Future;

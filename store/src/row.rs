@@ -63,10 +63,27 @@ pub struct EndpointRow {
     pub paused: bool,
     /// `control.refresh` (ours, likewise): somebody asked for the current rendering of pods.
     pub refresh: Option<Refresh>,
+    /// `control.absent_regions` (ours): regions that an operator declared gone for good, by region.
+    pub absent_regions: BTreeMap<String, AbsentRegion>,
     /// Attributes of a type that the contract does not give them.
     pub problems: Vec<FieldProblem>,
     /// The row exactly as read.
     pub item: Item,
+}
+
+/// An operator's signed word that a region of a deleted endpoint is gone for good (D-21).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AbsentRegion {
+    /// Who said so.
+    pub by: String,
+    /// When, ISO-8601.
+    pub at: String,
+    /// Why.
+    pub reason: String,
+    /// Of which life of the name: in another one it counts for nothing.
+    pub lifecycle_id: String,
+    /// Of which deletion.
+    pub deletion_generation: String,
 }
 
 impl DesiredState {
@@ -107,9 +124,9 @@ pub struct Refresh {
 /// How far the regions are with confirming a deletion (contract C.9).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Quorum {
-    /// Every region of `deletion_regions` has acknowledged: the row may be purged.
+    /// Every region of `deletion_regions` has acknowledged, or was declared absent: the row may be purged.
     Stands,
-    /// These regions, in the row's order, have not acknowledged yet.
+    /// These regions, in the row's order, have not acknowledged yet and were not declared absent.
     Missing(Vec<String>),
     /// The row is not being deleted, or lacks what a purge is conditioned on; which attribute, and why.
     Undefined(FieldProblem),
@@ -174,6 +191,7 @@ impl EndpointRow {
             deletion_regions: reader.texts("deletion_regions"),
             paused,
             refresh,
+            absent_regions: reader.absent_regions(),
             problems: Vec::new(),
             item: Item::new(),
         };
@@ -229,7 +247,18 @@ impl EndpointRow {
             && entry.absence_observations.is_some_and(|count| count >= TERMINAL_OBSERVATIONS)
     }
 
-    /// Whether the row may be purged, or which regions have not acknowledged its deletion (contract C.9).
+    /// Whether an operator declared this region gone for good in this very deletion (D-21).
+    #[must_use]
+    pub fn declared_absent(&self, region: &str) -> bool {
+        self.desired_state == DesiredState::Deleted
+            && self.absent_regions.get(region).is_some_and(|absent| {
+                self.lifecycle_id.as_ref() == Some(&absent.lifecycle_id)
+                    && self.deletion_generation.as_ref() == Some(&absent.deletion_generation)
+            })
+    }
+
+    /// Whether the row may be purged, or which regions have neither acknowledged its deletion (contract C.9) nor been declared
+    /// absent by an operator (D-21).
     #[must_use]
     pub fn quorum(&self) -> Quorum {
         let undefined = |field: &str, message: &str| Quorum::Undefined(FieldProblem::new(field, message));
@@ -258,7 +287,7 @@ impl EndpointRow {
         let missing: Vec<String> = regions
             .iter()
             .filter_map(Value::as_str)
-            .filter(|region| !self.acknowledged(region))
+            .filter(|region| !self.acknowledged(region) && !self.declared_absent(region))
             .map(str::to_owned)
             .collect();
         if missing.is_empty() { Quorum::Stands } else { Quorum::Missing(missing) }
@@ -333,6 +362,33 @@ impl<'a> Reader<'a> {
             return None;
         };
         Some(Refresh { requested_at: requested_at.to_owned(), at_once })
+    }
+
+    /// A declaration that lacks something counts for nothing, and is named.
+    fn absent_regions(&mut self) -> BTreeMap<String, AbsentRegion> {
+        let mut read = BTreeMap::new();
+        let control = self.present("control").and_then(Value::as_map);
+        let Some(declared) = control.and_then(|control| control.get("absent_regions")) else { return read };
+        let Value::Map(declared) = declared else {
+            self.wrong_type("control.absent_regions", "a map", declared);
+            return read;
+        };
+        for (region, value) in declared {
+            let text = |key: &str| value.at(&[key]).and_then(Value::as_str).filter(|text| !text.is_empty());
+            let fields = ["by", "at", "reason", "lifecycle_id", "deletion_generation"].map(text);
+            let [Some(by), Some(at), Some(reason), Some(lifecycle_id), Some(deletion_generation)] =
+                fields.map(|field| field.map(str::to_owned))
+            else {
+                let place = format!("control.absent_regions.{region}");
+                self.problem(
+                    &place,
+                    "must have by, at, reason, lifecycle_id and deletion_generation; it is not counted",
+                );
+                continue;
+            };
+            read.insert(region.clone(), AbsentRegion { by, at, reason, lifecycle_id, deletion_generation });
+        }
+        read
     }
 
     fn texts(&mut self, name: &str) -> Option<Vec<String>> {

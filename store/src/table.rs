@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::orphans::OrphanReport;
 use crate::problem::bounded;
 use crate::transition::Transition;
 use crate::wire::{Item, Value};
@@ -137,6 +138,8 @@ pub struct RegionHeartbeat {
     pub leader: String,
     /// Age of the last complete read of the first table, in whole seconds.
     pub last_complete_read_age_seconds: u64,
+    /// Objects that no row owns; `None`: not known (now, or to this version of the monitor).
+    pub orphans: Option<OrphanReport>,
 }
 
 impl RegionHeartbeat {
@@ -147,12 +150,16 @@ impl RegionHeartbeat {
     #[must_use]
     pub fn to_attributes(&self) -> Item {
         let age = i64::try_from(self.last_complete_read_age_seconds).unwrap_or(i64::MAX);
-        Item::from([
+        let orphans = self.orphans.as_ref().map(|report| (OrphanReport::ATTRIBUTE.to_owned(), report.to_value()));
+        let mut attributes = Item::from([
             ("last_heartbeat".to_owned(), Value::from(self.last_heartbeat.as_str())),
             ("version".to_owned(), Value::from(self.version.as_str())),
             ("leader".to_owned(), Value::from(self.leader.as_str())),
             ("last_complete_read_age_seconds".to_owned(), Value::from(age)),
-        ])
+        ]);
+        // What was known before stays, with its time.
+        attributes.extend(orphans);
+        attributes
     }
 }
 
@@ -178,6 +185,7 @@ impl RegionItem {
                     .get("last_complete_read_age_seconds")
                     .and_then(Value::as_integer)
                     .and_then(|age| u64::try_from(age).ok())?,
+                orphans: item.get(OrphanReport::ATTRIBUTE).and_then(OrphanReport::parse),
             })
         };
         let frozen = !matches!(item.get(Self::FREEZE), None | Some(Value::Null | Value::Bool(false)));

@@ -5,9 +5,11 @@
 //! | starting, killing and stopping it, and what belongs to it | [`instance`] |
 //! | what an endpoint came to, comparable between two runs | [`ending`] |
 //! | requests as clients of a Service send them, and a router that looks at the row | [`traffic`] |
+//! | requests through a gateway, and who answered them | [`share`] |
 
 pub mod ending;
 pub mod instance;
+pub mod share;
 pub mod traffic;
 
 use std::time::Duration;

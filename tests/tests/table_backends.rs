@@ -14,7 +14,7 @@ use gco_tests::tables::backends::{Backend, Servers};
 use gco_tests::tables::sequence::{self, Figures, OPERATIONS};
 
 /// The atomic conditions of the operations, so that none is lost unseen. On top of these every one that is found counts.
-const PREDICATES: [&str; 45] = [
+const PREDICATES: [&str; 50] = [
     // B.1
     "Create: endpoint_name exists",
     // B.4
@@ -70,6 +70,11 @@ const PREDICATES: [&str; 45] = [
     "SetPaused: endpoint_name exists",
     "SetPaused: lifecycle_id = as read",
     "SetPaused: desired_state = deleted",
+    "DeclareAbsent: endpoint_name exists",
+    "DeclareAbsent: lifecycle_id = as read",
+    "DeclareAbsent: desired_state = deleted",
+    "DeclareAbsent: deletion_generation = as read",
+    "DeclareAbsent: updated_at = as read",
 ];
 
 /// Sequences that run at the same time, each on tables of its own.

@@ -69,12 +69,12 @@ pub async fn update_image(given: &UpdateImageFlags, context: &mut Context<'_, '_
 pub async fn stop(given: &ConfirmedFlags, context: &mut Context<'_, '_, '_>) -> Result<(), Failure> {
     let name = &given.endpoint_name;
     refuse(flags::endpoint_name(name))?;
-    require_a_way_to_confirm(given, context.output)?;
+    require_a_way_to_confirm(given.yes, context.output)?;
     let connection = context.connect().await?;
     let before = connection.read(name).await?;
     if before.desired_state != DesiredState::Deleted && before.desired_state != DesiredState::Stopped {
         let regions = regions_in_words(&before);
-        confirm(given, &format!("Stop endpoint '{name}' in {regions}? Its pods are removed."), context.output)?;
+        confirm(given.yes, &format!("Stop endpoint '{name}' in {regions}? Its pods are removed."), context.output)?;
     }
     let row = connection.store.stop(name).await.map_err(|error| connection.refused(error))?;
     if row.updated_at == before.updated_at {
@@ -99,38 +99,6 @@ pub async fn start(given: &NameFlags, context: &mut Context<'_, '_, '_>) -> Resu
     context.output.success(&format!("Endpoint '{name}' marked for start"))?;
     say_when_paused(&row, context.output)?;
     context.output.information(&format!("Follow it with 'gco inference status {name} --watch'"))?;
-    print_row(&row, context.output)
-}
-
-/// Asks for removal everywhere.
-///
-/// # Errors
-/// No confirmation, or what the store refuses.
-pub async fn delete(given: &ConfirmedFlags, context: &mut Context<'_, '_, '_>) -> Result<(), Failure> {
-    let name = &given.endpoint_name;
-    refuse(flags::endpoint_name(name))?;
-    require_a_way_to_confirm(given, context.output)?;
-    let connection = context.connect().await?;
-    let before = connection.read(name).await?;
-    if before.desired_state != DesiredState::Deleted {
-        if before.paused {
-            // Somebody asked that nothing be changed; a deletion would end that, and cannot be undone.
-            return Err(Failure::refused(format!(
-                "Endpoint '{name}' is paused, so nothing of it is changed; run 'gco inference resume {name}' first"
-            )));
-        }
-        let regions = regions_in_words(&before);
-        confirm(given, &format!("Delete endpoint '{name}' in {regions}? This cannot be undone."), context.output)?;
-    }
-    let row = connection.store.delete(name, None).await.map_err(|error| connection.refused(error))?;
-    if row.updated_at == before.updated_at {
-        context.output.information(&format!("Endpoint '{name}' is being deleted already; nothing was written"))?;
-        return print_row(&row, context.output);
-    }
-    context.output.success(&format!("Endpoint '{name}' marked for deletion"))?;
-    say_when_paused(&row, context.output)?;
-    let follow = format!("'gco inference status {name} --watch --until deleted'");
-    context.output.information(&format!("Its regions remove it; follow them with {follow}"))?;
     print_row(&row, context.output)
 }
 
@@ -159,34 +127,30 @@ pub async fn set_paused(given: &NameFlags, paused: bool, context: &mut Context<'
     print_row(&row, context.output)
 }
 
-fn refuse(problems: Vec<gco_store::problem::FieldProblem>) -> Result<(), Failure> {
+pub(crate) fn refuse(problems: Vec<gco_store::problem::FieldProblem>) -> Result<(), Failure> {
     if problems.is_empty() { Ok(()) } else { Err(Failure::Usage(problems)) }
 }
 
 /// Refuses before anything is read when nobody could be asked.
-fn require_a_way_to_confirm(given: &ConfirmedFlags, output: &Output<'_, '_>) -> Result<(), Failure> {
-    if given.yes || output.can_ask() {
+pub(crate) fn require_a_way_to_confirm(yes: bool, output: &Output<'_, '_>) -> Result<(), Failure> {
+    if yes || output.can_ask() {
         return Ok(());
     }
     Err(Failure::usage("--yes", "is needed: standard input is no terminal, so nobody can be asked"))
 }
 
-fn confirm(given: &ConfirmedFlags, question: &str, output: &mut Output<'_, '_>) -> Result<(), Failure> {
-    if given.yes || output.ask(question)? {
+pub(crate) fn confirm(yes: bool, question: &str, output: &mut Output<'_, '_>) -> Result<(), Failure> {
+    if yes || output.ask(question)? {
         return Ok(());
     }
     Err(Failure::refused("Nothing was changed: the answer was not yes"))
 }
 
-fn regions_in_words(row: &EndpointRow) -> String {
-    match row.target_regions.len() {
-        0 => "no region".to_owned(),
-        1..=8 => bounded(&row.target_regions.join(", "), 300),
-        count => format!("{count} regions"),
-    }
+pub(crate) fn regions_in_words(row: &EndpointRow) -> String {
+    crate::describe::regions_in_words(&row.target_regions)
 }
 
-fn say_when_it_takes_effect(row: &EndpointRow, output: &mut Output<'_, '_>) -> Result<(), Failure> {
+pub(crate) fn say_when_it_takes_effect(row: &EndpointRow, output: &mut Output<'_, '_>) -> Result<(), Failure> {
     if row.desired_state == DesiredState::Stopped {
         output.information(&format!(
             "It is stopped and stays so; the change takes effect with 'gco inference start {}'",
@@ -196,7 +160,7 @@ fn say_when_it_takes_effect(row: &EndpointRow, output: &mut Output<'_, '_>) -> R
     say_when_paused(row, output)
 }
 
-fn say_when_paused(row: &EndpointRow, output: &mut Output<'_, '_>) -> Result<(), Failure> {
+pub(crate) fn say_when_paused(row: &EndpointRow, output: &mut Output<'_, '_>) -> Result<(), Failure> {
     if row.paused {
         output.information(&format!(
             "While it is paused the region monitors observe and report, but change nothing; 'gco inference resume {}' ends that",

@@ -1,16 +1,20 @@
 //! What each verb does.
 
+pub mod canary;
+pub mod delete;
 pub mod deploy;
 pub mod edit;
 pub mod list;
 pub mod local;
+pub mod orphans;
 pub mod refresh;
+pub mod regions;
 pub mod status;
 
 use gco_runtime::clock::SystemClock;
 use gco_runtime::environment::Environment;
 
-use crate::arguments::{CommonFlags, Verb};
+use crate::arguments::{CommonFlags, RegionChange, Verb};
 use crate::connect::{Connection, Selection};
 use crate::failure::Failure;
 use crate::output::Output;
@@ -64,7 +68,13 @@ pub async fn execute(verb: Verb, context: &mut Context<'_, '_, '_>) -> Result<()
         Verb::UpdateImage(given) => edit::update_image(&given, context).await,
         Verb::Stop(given) => edit::stop(&given, context).await,
         Verb::Start(given) => edit::start(&given, context).await,
-        Verb::Delete(given) => edit::delete(&given, context).await,
+        Verb::Canary(given) => canary::set(&given, context).await,
+        Verb::Promote(given) => canary::promote(&given, context).await,
+        Verb::Rollback(given) => canary::roll_back(&given, context).await,
+        Verb::Regions { change: RegionChange::Add(given) } => regions::add(&given, context).await,
+        Verb::Regions { change: RegionChange::Remove(given) } => regions::remove(&given, context).await,
+        Verb::Delete(given) => delete::execute(&given, context).await,
+        Verb::Orphans(given) => orphans::execute(&given, context).await,
         Verb::Pause(given) => edit::set_paused(&given, true, context).await,
         Verb::Refresh(given) => refresh::execute(&given, context).await,
         Verb::Resume(given) => edit::set_paused(&given, false, context).await,

@@ -3,7 +3,7 @@
 use crate::house::{House, run};
 
 /// Arguments after `inference`, what the message must name, and the exit code.
-const BAD: [(&str, &str, i32); 50] = [
+const BAD: [(&str, &str, i32); 59] = [
     // deploy
     ("deploy talk -r us-east-1", "--image: is required", 2),
     ("deploy talk -r us-east-1 -i", "--image", 2),
@@ -59,7 +59,16 @@ const BAD: [(&str, &str, i32); 50] = [
     ("list -s sleeping", "--state: must be 'deploying' or 'running' or 'stopped' or 'deleted'", 2),
     ("status chat --until running", "--until: needs --watch", 2),
     ("status chat --output xml", "--output: must be 'table' or 'json' or 'yaml'", 2),
-    ("canary chat -i x:2", "canary", 2),
+    ("canary chat", "--image", 2),
+    ("canary chat -i x:2 -w 100", "--weight: Canary weight must be an integer between 1 and 99, got 100", 2),
+    ("canary chat -i x:2 -w ten", "--weight: must be an integer", 2),
+    ("canary chat -i x:2 -r 0", "--replicas: Canary replicas must be a positive integer", 2),
+    ("promote chat", "--yes: is needed", 2),
+    ("rollback chat", "--yes: is needed", 2),
+    ("regions add chat", "<REGION>", 2),
+    ("regions add chat US", "REGION: must be a region's name", 2),
+    ("regions swap chat us-east-1", "swap", 2),
+    ("canaries chat -i x:2", "canaries", 2),
 ];
 
 #[test]
@@ -132,9 +141,16 @@ fn no_message_repeats_the_value_of_an_environment_variable() {
 fn help_has_examples_and_goes_to_standard_output() {
     let house = House::new();
     for verb in
-        ["deploy", "list", "status", "scale", "update-image", "stop", "start", "delete", "pause", "refresh", "resume"]
+        "deploy list status scale update-image canary promote rollback stop start delete orphans pause refresh resume"
+            .split(' ')
+            .map(|verb| vec![verb])
+            .chain([vec!["regions", "add"], vec!["regions", "remove"]])
     {
-        let ran = house.run(&["inference", verb, "--help"]).code(0).says(&["Examples:", "gco inference", "--output"]);
+        let ran = house.run(&[&["inference"], &verb[..], &["--help"]].concat()).code(0).says(&[
+            "Examples:",
+            "gco inference",
+            "--output",
+        ]);
         assert!(ran.stderr.is_empty(), "{}", ran.stderr);
     }
     house.run(&["--help"]).code(0).says(&["Exit codes:", "inference", "local"]);

@@ -133,6 +133,8 @@ pub struct Telemetry {
     pub frozen: IntGauge,
     /// 1 while the table cannot be read.
     pub table_away: IntGauge,
+    /// Objects of ours that no row owns.
+    pub orphans: IntGauge,
 }
 
 impl Telemetry {
@@ -303,6 +305,10 @@ impl Telemetry {
             )?,
             frozen: metrics.whole_gauge("gco_monitor_frozen", "1 while an operator's freeze holds for this region.")?,
             table_away: metrics.whole_gauge("gco_monitor_table_away", "1 while the table cannot be read.")?,
+            orphans: metrics.whole_gauge(
+                "gco_monitor_orphans",
+                "Objects of ours that no row owns, as of the last heartbeat of this leader.",
+            )?,
             metrics,
         })
     }

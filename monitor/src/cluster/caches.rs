@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures::StreamExt as _;
 use gco_runtime::clock::{BootTime, Clock};
 use gco_runtime::text::bounded;
+use gco_store::row::EndpointRow;
 use kube::api::{Api as KubeApi, ApiResource, DynamicObject};
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::utils::{Backoff, ResetTimerBackoff};
@@ -20,6 +21,7 @@ use super::index::{Event, Index, Told};
 use super::reduce;
 use crate::identity::SELECTOR;
 use crate::object::{Kind, ObjectKey, Observed, ObservedObject};
+use crate::orphans::Suspect;
 use crate::report::restarts::UnaskedRestart;
 
 /// How long a watch request lasts: a connection that died silently is noticed this much later at most. A new request
@@ -141,6 +143,12 @@ impl Caches {
     #[must_use]
     pub fn observe(&self, endpoint: &str) -> Option<Observed> {
         self.lock().observe(endpoint, self.clock.boot())
+    }
+
+    /// Objects that no row owns, as far as these rows tell; `None` while a cache is incomplete.
+    #[must_use]
+    pub fn suspects<'a>(&self, rows: impl IntoIterator<Item = &'a EndpointRow>, region: &str) -> Option<Vec<Suspect>> {
+        self.lock().suspects(rows, region)
     }
 
     /// The highest `gco.io/leader-term` on objects of ours; `None` while a cache is incomplete.

@@ -4,9 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use gco_runtime::clock::BootTime;
 use gco_store::name::RESERVED_SUFFIXES;
+use gco_store::row::EndpointRow;
 
 use crate::identity::{ANNOTATION_LEADER_TERM, LABEL_PROJECT, LABEL_TYPE};
 use crate::object::{Kind, ObjectKey, Observed, ObservedObject, ObservedPod, ObservedReplicaSet};
+use crate::orphans::{Suspect, suspects};
 use crate::plan::inventory;
 use crate::report::restarts::{self, UnaskedRestart};
 
@@ -370,14 +372,26 @@ impl Index {
         Some(found)
     }
 
+    /// Every object of ours that a watch told of, whoever's it is.
+    fn owned(&self) -> impl Iterator<Item = &ObservedObject> {
+        let caches = Kind::WATCHED.into_iter().filter_map(|kind| self.cache(kind));
+        caches.flat_map(|cache| cache.by_name.values())
+    }
+
+    /// Objects that no row owns, as far as these rows tell; `None` while a cache is incomplete.
+    #[must_use]
+    pub fn suspects<'a>(&self, rows: impl IntoIterator<Item = &'a EndpointRow>, region: &str) -> Option<Vec<Suspect>> {
+        let pods = |app: &str| u32::try_from(self.pods.of_app(app).count()).unwrap_or(u32::MAX);
+        self.is_synced().then(|| suspects(self.owned(), rows, region, pods))
+    }
+
     /// The highest `gco.io/leader-term` on any object of ours; `None` while a cache is incomplete.
     #[must_use]
     pub fn highest_term(&self) -> Option<u64> {
         if !self.is_synced() {
             return None;
         }
-        let objects = self.deployments.by_name.values().chain(self.services.by_name.values());
-        objects.filter_map(|object| object.annotation(ANNOTATION_LEADER_TERM)?.parse().ok()).max().or(Some(0))
+        self.owned().filter_map(|object| object.annotation(ANNOTATION_LEADER_TERM)?.parse().ok()).max().or(Some(0))
     }
 }
 

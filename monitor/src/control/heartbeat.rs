@@ -1,13 +1,16 @@
-//! The leader's sign of life in the second table, whose answer carries the operator's freeze switch.
+//! The leader's sign of life in the second table, with what no row owns; its answer carries the operator's freeze switch.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use gco_runtime::clock::BootTime;
+use gco_store::orphans::OrphanReport;
 use gco_store::table::{ErrorCategory, RegionHeartbeat};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::shared::Shared;
+use crate::orphans::Suspicion;
 
 /// How long one heartbeat may take.
 const TIME_OUT: Duration = Duration::from_secs(3);
@@ -19,12 +22,13 @@ const TIME_OUT: Duration = Duration::from_secs(3);
 pub async fn run(shared: Arc<Shared>, heard: watch::Sender<u64>, stop: CancellationToken) {
     let mut leadership = shared.leadership.clone();
     let mut said_missing = false;
+    let mut suspicion = Suspicion::default();
     loop {
         let claim = leadership.claim();
         if let Some(claim) = &claim
             && !claim.remaining().is_zero()
         {
-            beat(&shared, &mut said_missing).await;
+            beat(&shared, &mut suspicion, &mut said_missing).await;
             heard.send_replace(claim.mark().term);
         }
         tokio::select! {
@@ -35,10 +39,36 @@ pub async fn run(shared: Arc<Shared>, heard: watch::Sender<u64>, stop: Cancellat
     }
 }
 
-async fn beat(shared: &Shared, said_missing: &mut bool) {
+/// What no row owns, as far as this process can know now; `None` when it cannot.
+fn orphans(shared: &Shared, suspicion: &mut Suspicion<BootTime>, now: &str) -> Option<OrphanReport> {
+    if shared.is_table_away() {
+        return None;
+    }
+    let (rows, read_began) = {
+        let rows = shared.rows();
+        // An item that is no row may be one that owns something.
+        if !rows.unreadable().is_empty() {
+            return None;
+        }
+        (rows.iter().map(|held| held.row.clone()).collect::<Vec<_>>(), rows.last_complete_read())
+    };
+    let looked = shared.now();
+    let suspects = shared.cluster.caches.suspects(rows.iter().map(AsRef::as_ref), &shared.config.region)?;
+    let report = OrphanReport::of(suspicion.confirmed(suspects, looked, read_began), now.to_owned());
+    let count = i64::try_from(report.count).unwrap_or(i64::MAX);
+    if shared.telemetry.orphans.get() != count {
+        tracing::warn!(action = "orphans", count, "objects of ours that no row owns; they are left alone");
+    }
+    shared.telemetry.orphans.set(count);
+    Some(report)
+}
+
+async fn beat(shared: &Shared, suspicion: &mut Suspicion<BootTime>, said_missing: &mut bool) {
+    let now = gco_store::time::format(shared.clock.wall());
     let heartbeat = RegionHeartbeat {
         region: shared.config.region.clone(),
-        last_heartbeat: gco_store::time::format(shared.clock.wall()),
+        orphans: orphans(shared, suspicion, &now),
+        last_heartbeat: now,
         version: env!("CARGO_PKG_VERSION").to_owned(),
         leader: shared.holder.clone(),
         last_complete_read_age_seconds: shared.complete_read_age().as_secs(),

@@ -10,7 +10,10 @@ use super::template::{self, Fate, Question};
 use super::{Obstacle, Plan, PlanInput, Precondition, Step, Upkeep, body, compare, inventory, obstacle};
 use crate::identity::{ANNOTATION_LEADER_TERM, ANNOTATION_LIFECYCLE, ANNOTATION_RESTART_CAUSE, RowIdentity};
 use crate::intent::CleanUp;
-use crate::object::{DesiredObject, DesiredSet, Kind, ObjectKey, ObservedObject, ObservedPort, model_port};
+use crate::object::{
+    DesiredObject, DesiredSet, Kind, ObjectKey, Observed, ObservedObject, ObservedPod, ObservedPort, model_port,
+};
+use crate::render::canary_name;
 
 /// Longest reason, in characters; it goes into logs and plans for people.
 const LONGEST_REASON: usize = 300;
@@ -326,27 +329,53 @@ fn reason(differences: &[compare::Difference]) -> String {
 
 /// Removes what is ours and no longer wanted, once everything that is wanted is there and its pods serve (D-13): until then
 /// the old objects may be what answers requests.
+///
+/// A Service goes after its Deployment and the last pod: a request that a router sent on the word of the row before still
+/// finds the pods that are draining.
 fn prune(draft: &mut Draft<'_>, desired: &DesiredSet, wanted: &BTreeSet<&ObjectKey>) {
-    let observed = draft.input.observed;
-    let serves = |object: &DesiredObject| {
-        object.key.kind != Kind::Deployment
-            || body::replicas(&object.body) == 0
-            || observed.pods.iter().filter(|pod| pod.app == object.key.name && pod.ready).any(|pod| {
-                pod_input_hash(observed, observed.objects.get(&object.key), pod) == object.input_hash.as_deref()
-            })
-    };
-    if draft.input.table_away || !desired.objects.iter().all(serves) {
+    if draft.input.table_away {
         return;
     }
+    let observed = draft.input.observed;
+    let is_replaced = desired.objects.iter().all(|object| serves(object, observed));
+    let canary = canary_name(draft.input.name);
+    let canary_goes = is_replaced || canary_is_in_the_way(draft.input.name, observed);
+    let holds_pods = |app: &str| {
+        observed.objects.contains_key(&ObjectKey { kind: Kind::Deployment, name: app.to_owned() })
+            || observed.pods.iter().any(|pod| pod.app == app)
+    };
     let unwanted = draft.objects().into_iter().filter(|object| {
-        Kind::WATCHED.contains(&object.key.kind)
+        let ObjectKey { kind, name } = &object.key;
+        Kind::WATCHED.contains(kind)
             && !wanted.contains(&object.key)
             && !object.terminating
             && draft.viewpoint.owner_of(object) == Owner::Ours
+            && (if *name == canary { canary_goes } else { is_replaced })
+            && (*kind != Kind::Service || !holds_pods(name))
     });
     let deletes: Vec<Step> =
         unwanted.map(|object| delete(object, "not part of what the row asks for any more".to_owned())).collect();
     draft.steps.extend(deletes);
+}
+
+/// Whether a pod of what is wanted is ready.
+fn serves(object: &DesiredObject, observed: &Observed) -> bool {
+    object.key.kind != Kind::Deployment
+        || body::replicas(&object.body) == 0
+        || observed
+            .pods
+            .iter()
+            .filter(|pod| pod.app == object.key.name && pod.ready)
+            .any(|pod| pod_input_hash(observed, observed.objects.get(&object.key), pod) == object.input_hash.as_deref())
+}
+
+/// Whether a canary that is not wanted any more holds the room that the endpoint's next pods wait for, while the endpoint
+/// serves without them. No router sends to such a canary, so nothing is lost by its going first; waiting for each other,
+/// neither would ever move.
+fn canary_is_in_the_way(endpoint: &str, observed: &Observed) -> bool {
+    let mut own = observed.pods.iter().filter(|pod| pod.app == endpoint);
+    let waits_for_room = |pod: &ObservedPod| !pod.ready && pod.reason.as_deref() == Some("Unschedulable");
+    own.clone().any(|pod| pod.ready) && own.any(waits_for_room)
 }
 
 /// No pods: every Deployment of the endpoint, canary and roles included (D-14), whoever made it.

@@ -1,4 +1,4 @@
-//! Complete desired objects of an endpoint, from its checked spec. Pure.
+//! Complete desired objects of an endpoint, canary included, from its checked spec. Pure.
 //!
 //! What the wire contract (C.12.1, C.12.2) fixes is rendered exactly; what was mended says so where it is rendered, and
 //! why. Every field whose server default matters is rendered, because a default belongs to nobody and survives the change
@@ -51,6 +51,11 @@ pub const PORT_NAME: &str = "http";
 /// Port of every classic endpoint's Service.
 pub const SERVICE_PORT: i32 = 80;
 
+/// Seconds for which a canary's pod must be ready before it counts as available, and with it the canary as one that gets
+/// requests: whoever balances over a Service hears of a new pod up to a second or two after us (EndpointSlices, then
+/// kube-proxy), and a router that was told too early would send its share to a Service that has nobody behind it yet.
+const CANARY_SETTLING_SECONDS: i32 = 5;
+
 /// Seconds that a rollout may take beyond one start-up: scheduling, a new node and the image pull come before the start-up
 /// probe begins to count. A deadline below the start-up budget would call every slow model stuck.
 const ROLLOUT_MARGIN_SECONDS: u32 = 300;
@@ -59,20 +64,44 @@ const REVISION_HISTORY: i32 = 3;
 /// From this many replicas on, a quarter is at least one whole pod (4 × 25 % = 1, rounded down).
 const QUARTER_IS_A_POD: u32 = 4;
 
-/// Deployment and Service of a classic endpoint (the wire contract, C.12.1 and C.12.2).
+/// Suffix of everything that belongs to the canary of an endpoint (the wire contract, C.11).
+pub const CANARY_SUFFIX: &str = "-canary";
+
+/// Name of the canary's Deployment and Service.
+#[must_use]
+pub fn canary_name(endpoint: &str) -> String {
+    format!("{endpoint}{CANARY_SUFFIX}")
+}
+
+/// Everything of a classic endpoint: its Deployment and Service, then those of its canary, if the spec has one (the wire
+/// contract, C.11, C.12.1 and C.12.2).
+#[must_use]
+pub fn classic(input: &RenderInput<'_>) -> DesiredSet {
+    let mut objects = model_server(input, input.name, 0);
+    if let Some(spec) = input.spec.of_canary() {
+        // Mended (D-37): rendered for the endpoint, only the objects are called otherwise. The original renders an endpoint
+        // `<name>-canary`, which downloads the model a second time into a directory of its own, and believes to be reached
+        // under a path that no client ever asks for.
+        let input = RenderInput { spec: &spec, ..input.clone() };
+        objects.extend(model_server(&input, &canary_name(input.name), CANARY_SETTLING_SECONDS));
+    }
+    DesiredSet { objects }
+}
+
+/// The Deployment `object` of model servers of an endpoint, and its Service.
 ///
 /// The Deployment comes first, as in the original: a Service without pods answers nothing either way, and a Deployment
 /// without its Service is at least starting.
-#[must_use]
-pub fn classic(input: &RenderInput<'_>) -> DesiredSet {
-    let RenderInput { name, namespace, region, identity, spec } = input;
+fn model_server(input: &RenderInput<'_>, object: &str, settling_seconds: i32) -> Vec<DesiredObject> {
+    let RenderInput { name: _, namespace, region, identity, spec } = input;
+    let name = object;
     let input_hash = spec.template_input_hash(region);
     let mut annotations = identity.annotations();
     annotations.insert(ANNOTATION_INPUT_HASH.to_owned(), input_hash.clone());
-    let template = pod::template(input, &annotations);
+    let template = pod::template(input, object, &annotations);
     annotations.insert(ANNOTATION_RENDERER.to_owned(), RENDERER_VERSION.to_string());
     let metadata = |annotations: BTreeMap<String, String>| ObjectMeta {
-        name: Some((*name).to_owned()),
+        name: Some(name.to_owned()),
         namespace: Some((*namespace).to_owned()),
         labels: Some(identity::labels(name)),
         annotations: Some(annotations),
@@ -81,7 +110,7 @@ pub fn classic(input: &RenderInput<'_>) -> DesiredSet {
     let deployment = Deployment {
         metadata: metadata(annotations),
         spec: Some(DeploymentSpec {
-            min_ready_seconds: Some(0),
+            min_ready_seconds: Some(settling_seconds),
             progress_deadline_seconds: Some(signed(
                 spec.startup_timeout_seconds.saturating_add(ROLLOUT_MARGIN_SECONDS),
             )),
@@ -115,13 +144,8 @@ pub fn classic(input: &RenderInput<'_>) -> DesiredSet {
         status: None,
     };
     let object =
-        |kind, body, input_hash| DesiredObject { key: ObjectKey { kind, name: (*name).to_owned() }, body, input_hash };
-    DesiredSet {
-        objects: vec![
-            object(Kind::Deployment, json(&deployment), Some(input_hash)),
-            object(Kind::Service, json(&service), None),
-        ],
-    }
+        |kind, body, input_hash| DesiredObject { key: ObjectKey { kind, name: name.to_owned() }, body, input_hash };
+    vec![object(Kind::Deployment, json(&deployment), Some(input_hash)), object(Kind::Service, json(&service), None)]
 }
 
 /// How pods are replaced.

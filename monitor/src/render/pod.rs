@@ -47,16 +47,20 @@ const LONGEST_LEAVE_SECONDS: u32 = 10;
 /// Seconds from the end of the drain to SIGKILL, for the model server to exit by itself.
 const EXIT_SECONDS: u32 = 5;
 
-/// The template; `annotations` are those of the metadata that belong on pods too: whose they are and from which inputs.
+/// The template of the Deployment `object`; `annotations` are those of the metadata that belong on pods too: whose they are and from which inputs.
 /// Never a leader's mark: it would restart every pod at each change of leader (D-8).
-pub(super) fn template(input: &RenderInput<'_>, annotations: &BTreeMap<String, String>) -> PodTemplateSpec {
+pub(super) fn template(
+    input: &RenderInput<'_>,
+    object: &str,
+    annotations: &BTreeMap<String, String>,
+) -> PodTemplateSpec {
     let RenderInput { name, namespace: _, region, identity: _, spec } = input;
     let image = spec.image_for(region);
     let storage = spec.model_path.is_some() || spec.model_source.is_some();
     let node_selector = node_selector(spec);
     PodTemplateSpec {
         metadata: Some(ObjectMeta {
-            labels: Some(identity::labels(name)),
+            labels: Some(identity::labels(object)),
             annotations: Some(annotations.clone()),
             ..ObjectMeta::default()
         }),
@@ -73,7 +77,7 @@ pub(super) fn template(input: &RenderInput<'_>, annotations: &BTreeMap<String, S
             volumes: some_list(volumes(spec, storage)),
             node_selector: if node_selector.is_empty() { None } else { Some(node_selector) },
             tolerations: Some(vec![toleration(spec.accelerator)]),
-            topology_spread_constraints: Some(spread(name)),
+            topology_spread_constraints: Some(spread(object)),
             ..PodSpec::default()
         }),
     }
@@ -313,12 +317,12 @@ fn node_selector(spec: &Spec) -> BTreeMap<String, String> {
 
 /// Mended (D-36): replicas spread over zones and nodes as far as capacity allows, so that one failure does not take all.
 /// Never a reason not to schedule: accelerators are scarce.
-fn spread(name: &str) -> Vec<TopologySpreadConstraint> {
+fn spread(object: &str) -> Vec<TopologySpreadConstraint> {
     let constraint = |topology_key: &str| TopologySpreadConstraint {
         topology_key: topology_key.to_owned(),
         max_skew: 1,
         when_unsatisfiable: "ScheduleAnyway".to_owned(),
-        label_selector: Some(LabelSelector { match_labels: Some(app_selector(name)), match_expressions: None }),
+        label_selector: Some(LabelSelector { match_labels: Some(app_selector(object)), match_expressions: None }),
         ..TopologySpreadConstraint::default()
     };
     vec![constraint("topology.kubernetes.io/zone"), constraint("kubernetes.io/hostname")]

@@ -16,6 +16,8 @@ pub(super) mod kind {
     pub(crate) const ACCEPTED: &str = "Accepted";
     /// Every pod is of the newest template, and there are as many as asked for.
     pub(crate) const ROLLED_OUT: &str = "RolledOut";
+    /// The canary gets its share of requests; only while the row asks for one.
+    pub(crate) const CANARY_READY: &str = "CanaryReady";
     /// Objects stand in the way; only while they do.
     pub(crate) const BLOCKED: &str = "Blocked";
     /// Something is awaited; only while it is.

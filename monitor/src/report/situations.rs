@@ -5,6 +5,7 @@ use gco_store::spec::CheckedSpec;
 use gco_store::status::{PodReason, RegionEntry, Rollout, State};
 use gco_store::wire::{Item, Value};
 
+use super::canary::{self, Canary};
 use super::codes::{self, Code, LONGEST_ERROR};
 use super::conditions::{self, Conditions, kind};
 use super::standing::{Progress, Standing};
@@ -70,6 +71,7 @@ pub(super) fn serving(
     let ReportInput { row, region, intent: _, observed, done, spec_hash, now } = input;
     let CheckedSpec { spec, without_effect } = checked;
     let standing = Standing::of(observed, &row.name, &identity.lifecycle_id);
+    let canary = Canary::asked(observed, &row.name, &identity.lifecycle_id, spec, region);
     let ready = standing.ready();
     let desired = spec.replicas;
     let reasons = pods::reasons(&standing.pods, stored);
@@ -86,6 +88,9 @@ pub(super) fn serving(
     if let Some(kept) = standing.kept_template(spec, region) {
         conditions.add(kind::TEMPLATE_CURRENT, false, kept.reason, kept.message);
     }
+    if let Some(canary) = &canary {
+        canary.condition(&mut conditions);
+    }
     conditions.of_pass(done);
     conditions.paused(paused);
 
@@ -100,11 +105,18 @@ pub(super) fn serving(
         error,
         degraded: ready > 0 && ready < desired,
         rollout: progress.and_then(|progress| progress.rollout),
-        pods: reasons,
+        pods: with_canary(&standing, canary.as_ref(), stored),
         blocked_by: conditions::blocked_by(&done.obstacles),
-        extra: Item::new(),
+        extra: canary.iter().map(|canary| (canary::KEY.to_owned(), canary.to_value())).collect(),
     };
     entry(identity, parts, &standing, *spec_hash, conditions)
+}
+
+/// Why pods are not ready, those of the canary included.
+fn with_canary(standing: &Standing<'_>, canary: Option<&Canary<'_>>, stored: Option<&RegionEntry>) -> Vec<PodReason> {
+    let of_canary = canary.iter().flat_map(|canary| canary.pods());
+    let all: Vec<&ObservedPod> = standing.pods.iter().chain(of_canary).copied().collect();
+    pods::reasons(&all, stored)
 }
 
 /// `running` exactly when a pod is ready. Without one, the words tell apart what comes by waiting from what does not.
@@ -225,6 +237,14 @@ pub(super) fn rejected(
     } else {
         conditions.add(kind::ACCEPTED, false, why, joined(problems));
     }
+    // What runs of a canary goes on running; what is told of it must go on being true, because routers act on it.
+    let mut extra = stored.map(|entry| entry.extra.clone()).unwrap_or_default();
+    let told = extra.get(canary::KEY).filter(|_| why != reason::NOT_YET_SUPPORTED);
+    let canary = told.and_then(|told| Canary::kept(observed, &row.name, &identity.lifecycle_id, told));
+    if let Some(canary) = &canary {
+        canary.condition(&mut conditions);
+        extra.insert(canary::KEY.to_owned(), canary.to_value());
+    }
     conditions.of_pass(done);
     let parts = Parts {
         degraded: state == State::Running && ready < desired,
@@ -233,10 +253,10 @@ pub(super) fn rejected(
         desired,
         error: Some(code.text(&joined(problems))),
         rollout: None,
-        pods: pods::reasons(&standing.pods, stored),
+        pods: with_canary(&standing, canary.as_ref(), stored),
         blocked_by: conditions::blocked_by(&done.obstacles),
-        // What the original keeps there (`canary`, `roles`, `store`) is read by the router and by people.
-        extra: stored.map(|entry| entry.extra.clone()).unwrap_or_default(),
+        // What the original keeps there (`roles`, `store`) is read by the router and by people.
+        extra,
     };
     entry(identity, parts, &standing, *spec_hash, conditions)
 }

@@ -44,16 +44,21 @@ pub(super) struct Progress {
 
 impl<'a> Standing<'a> {
     pub(super) fn of(observed: &'a Observed, name: &str, lifecycle_id: &str) -> Self {
-        let Observed { objects, pods, replica_sets: _ } = observed;
-        let known = std::collections::BTreeSet::new();
-        let viewpoint = Viewpoint { lifecycle_id, region_generation: None, known_lifecycles: &known };
+        let Observed { objects: _, pods, replica_sets: _ } = observed;
         let key = ObjectKey { kind: Kind::Deployment, name: name.to_owned() };
-        let ours = |object: &&ObservedObject| matches!(viewpoint.owner_of(object), Owner::Ours | Owner::Unmarked);
-        let deployment = objects.get(&key).filter(ours);
+        let deployment = Self::ours(observed, &key, lifecycle_id);
         let pods =
             pods.iter().filter(|pod| pod.app == name && is_pod_of(observed, deployment, pod, lifecycle_id)).collect();
         let newest = deployment.and_then(|deployment| newest(observed, deployment));
         Self { observed, deployment, pods, newest }
+    }
+
+    /// An object of our lifecycle, or one that at least carries our labels exactly.
+    pub(super) fn ours(observed: &'a Observed, key: &ObjectKey, lifecycle_id: &str) -> Option<&'a ObservedObject> {
+        let known = std::collections::BTreeSet::new();
+        let viewpoint = Viewpoint { lifecycle_id, region_generation: None, known_lifecycles: &known };
+        let ours = |object: &&ObservedObject| matches!(viewpoint.owner_of(object), Owner::Ours | Owner::Unmarked);
+        observed.objects.get(key).filter(ours)
     }
 
     /// Pods that serve.
@@ -165,7 +170,7 @@ impl<'a> Standing<'a> {
     }
 }
 
-fn status_count(deployment: &ObservedObject, field: &str) -> u64 {
+pub(super) fn status_count(deployment: &ObservedObject, field: &str) -> u64 {
     // Zero counters are left out.
     deployment.body.get("status").and_then(|status| status.get(field)).and_then(Value::as_u64).unwrap_or(0)
 }

@@ -2,11 +2,13 @@
 
 use serde_json::Value;
 
-use super::golden::CASES;
+use super::golden::{CANARY_CASES, CASES};
 use super::support::{identity_of, row, tests_folder};
 
 /// Fewest facts that say something about a fixture.
 const FEWEST: usize = 40;
+/// The same of a canary, where what is common to all endpoints is not said again.
+const FEWEST_OF_A_CANARY: usize = 20;
 
 #[test]
 fn every_reference_file_follows_the_hand_written_facts_of_the_contract() {
@@ -49,6 +51,32 @@ fn every_reference_file_follows_the_hand_written_facts_of_the_contract() {
         hashes_agree(&deployment);
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn every_reference_file_of_a_canary_follows_the_hand_written_facts_of_the_contract() {
+    let folder = tests_folder().join("golden");
+    for (fixture, region) in CANARY_CASES {
+        let row = row(fixture);
+        let facts = std::fs::read_to_string(folder.join(format!("facts/{fixture}.txt"))).unwrap();
+        let object = |word: &str| -> Value {
+            let path = folder.join(format!("{fixture}.{region}.{word}.json"));
+            serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+        };
+        let mut count = 0;
+        for line in facts.lines().filter(|line| !line.starts_with('#')) {
+            let fact = line.replace("$NAME", &row.name);
+            let (word, rest) = fact.split_once(' ').unwrap();
+            let (pointer, value) = match rest.split_once(" = ") {
+                Some((pointer, value)) => (pointer, Some(serde_json::from_str::<Value>(value).unwrap())),
+                None => (rest.strip_suffix(" absent").unwrap(), None),
+            };
+            assert_eq!(object(word).pointer(pointer), value.as_ref(), "{fixture} in {region}: {fact}");
+            count += 1;
+        }
+        assert!(count >= FEWEST_OF_A_CANARY, "{fixture} in {region}: only {count} facts");
+        hashes_agree(&object("canary-deployment"));
+    }
 }
 
 /// The input hash is opaque; on metadata and template it is the same.

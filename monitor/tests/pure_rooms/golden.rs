@@ -22,12 +22,15 @@ pub(crate) const CASES: [(&str, &str); 11] = [
     ("name-with-reserved-suffix", "us-east-1"),
 ];
 
+/// The same, for rows with a canary: two objects more, whose files say so.
+pub(crate) const CANARY_CASES: [(&str, &str); 1] = [("classic-canary", "us-east-1")];
+
 #[test]
 fn every_served_fixture_renders_to_its_reference_files() {
     let update = should_update();
     let folder = tests_folder().join("golden");
     let mut different = Vec::new();
-    for (fixture, region) in CASES {
+    for (fixture, region) in CASES.into_iter().chain(CANARY_CASES) {
         let row = row(fixture);
         let identity = identity_of(&row, region);
         let spec = spec_of(&row);
@@ -38,9 +41,13 @@ fn every_served_fixture_renders_to_its_reference_files() {
             identity: &identity,
             spec: &spec,
         });
-        assert_eq!(set.objects.iter().map(|one| one.key.kind).collect::<Vec<_>>(), [Kind::Deployment, Kind::Service]);
+        let kinds: Vec<Kind> = set.objects.iter().map(|one| one.key.kind).collect();
+        let count = if CANARY_CASES.contains(&(fixture, region)) { 2 } else { 1 };
+        assert_eq!(kinds, [Kind::Deployment, Kind::Service].repeat(count));
         for object in &set.objects {
-            let path = folder.join(format!("{fixture}.{region}.{}.json", object.key.kind.word()));
+            let word = object.key.kind.word();
+            let word = if object.key.name == row.name { word.to_owned() } else { format!("canary-{word}") };
+            let path = folder.join(format!("{fixture}.{region}.{word}.json"));
             let text = format!("{}\n", serde_json::to_string_pretty(&sorted(&object.body)).unwrap());
             if update {
                 std::fs::create_dir_all(&folder).unwrap();

@@ -75,6 +75,21 @@ fn rows_that_never_concerned_this_region_are_passed_over_first() {
 }
 
 #[test]
+fn d21_a_deletion_that_is_confirmed_is_purged_by_whoever_sees_it() {
+    // All regions of the row may be gone: some monitor must be left to remove it.
+    let deleting = row("deleting-half-acknowledged");
+    assert_eq!(decide_in(&deleting, "sa-east-1"), Intent::Ignore);
+    let word = gco_store::transition::Declaration { by: "ada".to_owned(), reason: "gone".to_owned() };
+    let declare = gco_store::transition::declare_absent(&deleting, REGION, &word, jiff::Timestamp::UNIX_EPOCH).unwrap();
+    let gco_store::table::Outcome::Applied(Some(declared)) = declare.evaluate(Some(deleting.item)).unwrap() else {
+        panic!("refused")
+    };
+    let declared = EndpointRow::parse(declared).unwrap();
+    assert_eq!(decide_in(&declared, "sa-east-1"), Intent::AwaitPurge);
+    assert_eq!(decide(&declared), Intent::AwaitPurge, "the region itself too, should it be back");
+}
+
+#[test]
 fn a_row_without_a_version_has_no_unfenced_path() {
     // D-50.
     for fixture in ["classic-minimal", "legacy-no-lifecycle", "deleting-half-acknowledged", "region-removed"] {
@@ -140,7 +155,7 @@ fn a_deleted_row_is_removed_by_every_region_of_its_list_and_by_no_other() {
     let unlisted = row_with("deleting-half-acknowledged", |item| {
         item.insert("deletion_regions".to_owned(), list(&["eu-west-1"]));
     });
-    assert_eq!(decide(&unlisted), Intent::Ignore);
+    assert_eq!(decide(&unlisted), Intent::AwaitPurge, "nothing to remove here; the last one has acknowledged");
 }
 
 #[test]
@@ -210,7 +225,6 @@ fn an_invalid_spec_is_rejected_with_every_bad_field_at_once() {
 #[test]
 fn blocks_of_later_releases_are_rejected_by_name_and_nothing_of_them_is_touched() {
     for (fixture, blocks) in [
-        ("classic-canary", vec!["spec.canary"]),
         ("classic-hpa", vec!["spec.autoscaling"]),
         ("classic-keda-gpu", vec!["spec.autoscaling"]),
         ("mooncake-store", vec!["spec.mooncake"]),

@@ -6,11 +6,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails; helpers are part of tests")]
 
+mod canary;
 mod facts;
 mod golden;
 mod intent;
+mod orphans;
 mod plan;
 mod plan_convergence;
+mod regions;
 mod render;
 mod report;
 mod server;

@@ -165,6 +165,21 @@ impl Spec {
         check::inspect(value).without_effect
     }
 
+    /// What the canary runs: this spec with the canary's image and count, everywhere the same image, without autoscaler
+    /// (contract C.11). Its template hash is the one that the endpoint's own pods have after a promotion.
+    #[must_use]
+    pub fn of_canary(&self) -> Option<Self> {
+        let Canary { image, weight: _, replicas } = self.canary.as_ref()?;
+        Some(Self {
+            image: image.clone(),
+            replicas: *replicas,
+            region_image_uris: BTreeMap::new(),
+            autoscaling: None,
+            canary: None,
+            ..self.clone()
+        })
+    }
+
     /// The image that runs in a region: the region's own entry, else the common one.
     #[must_use]
     pub fn image_for(&self, region: &str) -> &str {

@@ -20,7 +20,7 @@ const LARGEST_SPEC_BYTES: usize = LARGEST_ITEM_BYTES / 2;
 /// Most labels of a row.
 const MOST_LABELS: usize = 50;
 /// Longest label name or value, and longest `created_by`, in characters.
-const LONGEST_LABEL: usize = 256;
+pub(super) const LONGEST_LABEL: usize = 256;
 /// Fields that change nothing and may nevertheless be asked for: the original's command line writes them, and the
 /// presence of `model_path` counts.
 const HARMLESS_WITHOUT_EFFECT: [&str; 2] = ["spec.gpu_type", "spec.model_path"];
@@ -461,7 +461,7 @@ fn set_control(row: &EndpointRow, key: &str, value: Value) -> Result<(Condition,
 }
 
 /// An update of an existing row that also sets the next version.
-fn update(
+pub(super) fn update(
     row: &EndpointRow,
     operation: Operation,
     conditions: Vec<Condition>,
@@ -487,11 +487,11 @@ fn not(condition: Condition) -> Condition {
     Condition::Not(Box::new(condition))
 }
 
-fn lifecycle_is(lifecycle: &str) -> Condition {
+pub(super) fn lifecycle_is(lifecycle: &str) -> Condition {
     Condition::Equals(Path::of(["lifecycle_id"]), Value::from(lifecycle))
 }
 
-fn is_deleted() -> Condition {
+pub(super) fn is_deleted() -> Condition {
     Condition::Equals(Path::of(["desired_state"]), Value::from(DesiredState::Deleted.as_str()))
 }
 
@@ -500,7 +500,7 @@ fn live() -> Condition {
     not(is_deleted())
 }
 
-fn unchanged_since(base: &str) -> Condition {
+pub(super) fn unchanged_since(base: &str) -> Condition {
     Condition::Equals(Path::of(["updated_at"]), Value::from(base))
 }
 
@@ -514,15 +514,15 @@ fn moves_forward(base: &str, now: Timestamp) -> Condition {
     Condition::Any(vec![unchanged_since(base), Condition::Before(Path::of(["updated_at"]), version)])
 }
 
-fn state(message: impl Into<String>) -> OperationError {
+pub(super) fn state(message: impl Into<String>) -> OperationError {
     OperationError::State(message.into())
 }
 
-fn no_identity(row: &EndpointRow) -> OperationError {
+pub(super) fn no_identity(row: &EndpointRow) -> OperationError {
     state(format!("Endpoint '{}' has no lifecycle identity", row.name))
 }
 
-fn version_of(row: &EndpointRow) -> Result<&str, OperationError> {
+pub(super) fn version_of(row: &EndpointRow) -> Result<&str, OperationError> {
     let missing = || state(format!("Endpoint '{}' has no conditional migration timestamp", row.name));
     row.updated_at.as_deref().ok_or_else(missing)
 }
@@ -584,7 +584,7 @@ fn check_regions(regions: &[String]) -> Vec<FieldProblem> {
     .collect()
 }
 
-fn is_short_text(text: &str) -> bool {
+pub(super) fn is_short_text(text: &str) -> bool {
     text.chars().count() <= LONGEST_LABEL && !text.chars().any(char::is_control)
 }
 

@@ -3,6 +3,7 @@
 //! Built from the row as read, the time and fresh tokens; executed by a backend. Nothing here does I/O.
 
 mod build;
+mod control;
 mod evaluate;
 
 use std::fmt;
@@ -15,6 +16,7 @@ pub use build::{
     back_fill, create, promote, purge, refresh, scale, set_desired_state, set_paused, start, update_spec,
     update_target_regions, write_region_status,
 };
+pub use control::declare_absent;
 
 /// The only namespace that endpoints are served in (D-51): the monitors' roles exist nowhere else.
 pub const NAMESPACE: &str = "gco-inference";
@@ -109,6 +111,8 @@ pub enum Operation {
     SetPaused,
     /// Ours: `control.refresh`.
     Refresh,
+    /// Ours: `control.absent_regions` (D-21).
+    DeclareAbsent,
 }
 
 impl Operation {
@@ -128,6 +132,7 @@ impl Operation {
             Self::Purge => "purge",
             Self::SetPaused => "set_paused",
             Self::Refresh => "refresh",
+            Self::DeclareAbsent => "declare_absent",
         }
     }
 }
@@ -177,6 +182,15 @@ pub enum StatusAuthority {
         /// The row's deletion generation.
         deletion_generation: String,
     },
+}
+
+/// An operator's word that a region is gone for good (D-21): signed, and with a reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Declaration {
+    /// Who says so; at most 256 characters.
+    pub by: String,
+    /// Why; at most 300 characters.
+    pub reason: String,
 }
 
 /// What [`create`] needs.

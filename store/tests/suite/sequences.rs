@@ -5,7 +5,7 @@ use gco_store::row::{DesiredState, EndpointRow, Quorum};
 use gco_store::spec::Spec;
 use gco_store::status::{RegionEntry, State};
 use gco_store::table::Outcome;
-use gco_store::transition::{self, Operation, StatusAuthority, Transition};
+use gco_store::transition::{self, Declaration, Operation, StatusAuthority, Transition};
 use gco_store::wire::{Item, Value};
 use jiff::{Timestamp, ToSpan as _};
 use proptest::prelude::*;
@@ -27,6 +27,7 @@ enum Act {
     Pause(bool),
     Report { region: usize, state: State, observations: u32 },
     Purge,
+    Declare(usize),
 }
 
 fn act() -> impl Strategy<Value = Act> {
@@ -44,6 +45,7 @@ fn act() -> impl Strategy<Value = Act> {
         1 => any::<bool>().prop_map(Act::Pause),
         6 => (0_usize..3, state, 0_u32..4).prop_map(|(region, state, observations)| Act::Report { region, state, observations }),
         4 => Just(Act::Purge),
+        1 => (0_usize..3).prop_map(Act::Declare),
     ]
 }
 
@@ -87,6 +89,10 @@ fn ask(act: &Act, view: Option<&EndpointRow>, now: Timestamp, token: &mut dyn Fn
         Act::Pause(paused) => transition::set_paused(row, *paused, now).ok(),
         Act::Report { region, state, observations } => report(row, REGIONS[*region], state, *observations, now),
         Act::Purge => transition::purge(row),
+        Act::Declare(region) => {
+            let word = Declaration { by: "ada".to_owned(), reason: "gone".to_owned() };
+            transition::declare_absent(row, REGIONS[*region], &word, now).ok()
+        }
     }
 }
 

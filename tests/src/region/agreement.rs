@@ -8,7 +8,7 @@ use gco_bed::wait::{self, WaitError};
 use gco_store::row::{DesiredState, EndpointRow};
 use gco_store::status::State;
 use gco_store::table::Consistency;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::objects::{annotation, is_ready, model_container, number, text, variable};
 use super::{BOUND, Region, Snapshot};
@@ -30,10 +30,57 @@ pub fn disagreement(row: &EndpointRow, region: &str, objects: &Snapshot) -> Opti
 
 fn serving(row: &EndpointRow, region: &str, objects: &Snapshot) -> Result<(), String> {
     let spec = row.spec.to_plain_json();
-    let replicas = spec.get("replicas").and_then(Value::as_i64).unwrap_or(1);
+    let replicas = replicas_of(&spec);
+    workload(row, region, objects, &row.name, &spec)?;
+    let canary = spec.get("canary").filter(|canary| canary.as_object().is_some_and(|canary| !canary.is_empty()));
+    if let Some(canary) = canary {
+        // Everything of the endpoint's own, with the canary's image and count.
+        let mut spec = spec.clone();
+        spec["image"] = canary["image"].clone();
+        spec["replicas"] = replicas_of(canary).into();
+        spec["region_image_uris"] = Value::Null;
+        workload(row, region, objects, &format!("{}-canary", row.name), &spec)?;
+    }
+    let workloads = 1 + usize::from(canary.is_some());
+    same("Deployments", objects.deployments.len(), workloads)?;
+    same("Services", objects.services.len(), workloads)?;
+    let ready = objects.pods.values().filter(|pod| is_ready(pod)).count();
+    let all = replicas + canary.map_or(0, replicas_of);
+    same("ready pods", i64::try_from(ready).unwrap_or_default(), all)?;
+    same("pods", objects.pods.len(), ready)?;
+    same("desired_state", &row.desired_state, &DesiredState::Running)?;
+    let entry = row.region_status.get(region).ok_or("the region has no status")?;
+    same("state", &entry.state, &State::Running)?;
+    same("replicas_ready", i64::from(entry.replicas_ready), replicas)?;
+    same("replicas_desired", i64::from(entry.replicas_desired), replicas)?;
+    same("degraded", entry.degraded, false)?;
+    same("error", entry.error.as_deref(), None)?;
+    let told = entry.extra.get("canary").map(gco_store::wire::Value::to_plain_json);
+    let wanted = canary.map(|canary| {
+        let (weight, replicas) = (canary.get("weight").and_then(Value::as_i64).unwrap_or(10), replicas_of(canary));
+        json!({"state": "running", "image": canary["image"], "weight": weight, "replicas_ready": replicas,
+            "replicas_desired": replicas})
+    });
+    same("canary", told, wanted)?;
+    let observed = entry.observed_spec.clone().unwrap_or_default();
+    if observed.seen.is_none() || observed.seen != observed.applied || observed.seen != observed.serving {
+        return Err(format!("observed_spec is {observed:?}"));
+    }
     let deployment = objects.deployments.get(&row.name).ok_or("there is no Deployment")?;
+    same("observed_spec", observed.seen.as_deref(), annotation(deployment, "gco.io/input-hash"))?;
+    Ok(())
+}
+
+fn replicas_of(map: &Value) -> i64 {
+    map.get("replicas").and_then(Value::as_i64).unwrap_or(1)
+}
+
+/// Whether the Deployment and the Service `name` are there, rolled out, and what the spec asks for.
+fn workload(row: &EndpointRow, region: &str, objects: &Snapshot, name: &str, spec: &Value) -> Result<(), String> {
+    let replicas = replicas_of(spec);
+    let deployment = objects.deployments.get(name).ok_or_else(|| format!("there is no Deployment {name}"))?;
     owned(row, region, deployment)?;
-    matches(&spec, region, deployment)?;
+    matches(spec, region, deployment)?;
     same("spec.replicas", number(deployment, "/spec/replicas"), replicas)?;
     same(
         "observedGeneration",
@@ -43,28 +90,10 @@ fn serving(row: &EndpointRow, region: &str, objects: &Snapshot) -> Result<(), St
     for counter in ["replicas", "updatedReplicas", "readyReplicas", "availableReplicas"] {
         same(&format!("status.{counter}"), number(deployment, &format!("/status/{counter}")), replicas)?;
     }
-    let service = objects.services.get(&row.name).ok_or("there is no Service")?;
+    let service = objects.services.get(name).ok_or_else(|| format!("there is no Service {name}"))?;
     owned(row, region, service)?;
     same("Service port", number(service, "/spec/ports/0/port"), 80)?;
-    same("Service selector", text(service, "/spec/selector/app"), Some(row.name.as_str()))?;
-    same("Deployments", objects.deployments.len(), 1)?;
-    same("Services", objects.services.len(), 1)?;
-    let ready = objects.pods.values().filter(|pod| is_ready(pod)).count();
-    same("ready pods", i64::try_from(ready).unwrap_or_default(), replicas)?;
-    same("pods", objects.pods.len(), ready)?;
-    same("desired_state", &row.desired_state, &DesiredState::Running)?;
-    let entry = row.region_status.get(region).ok_or("the region has no status")?;
-    same("state", &entry.state, &State::Running)?;
-    same("replicas_ready", i64::from(entry.replicas_ready), replicas)?;
-    same("replicas_desired", i64::from(entry.replicas_desired), replicas)?;
-    same("degraded", entry.degraded, false)?;
-    same("error", entry.error.as_deref(), None)?;
-    let observed = entry.observed_spec.clone().unwrap_or_default();
-    if observed.seen.is_none() || observed.seen != observed.applied || observed.seen != observed.serving {
-        return Err(format!("observed_spec is {observed:?}"));
-    }
-    same("observed_spec", observed.seen.as_deref(), annotation(deployment, "gco.io/input-hash"))?;
-    Ok(())
+    same("Service selector", text(service, "/spec/selector/app"), Some(name))
 }
 
 /// Whether a Deployment is what the spec asks for, field by field.

@@ -6,7 +6,9 @@ use std::collections::{BTreeMap, VecDeque};
 
 use gco_store::row::{DesiredState, EndpointRow};
 use gco_store::status::{RegionEntry, State};
-use gco_store::transition::{self, Condition, CreateRequest, Operation, Path, StatusAuthority, Transition, Write};
+use gco_store::transition::{
+    self, Condition, CreateRequest, Declaration, Operation, Path, StatusAuthority, Transition, Write,
+};
 use gco_store::wire::{Item, Value};
 use jiff::{Timestamp, ToSpan};
 
@@ -32,7 +34,7 @@ const FRESH_PERCENT: usize = 55;
 /// Operations that the row's state forbids are drawn again; after so many the actor just reads.
 const MOST_DRAWS: usize = 20;
 /// What somebody who comes late tries, by weight: those most that few rows allow.
-const LATECOMERS: [(usize, Attempt); 12] = [
+const LATECOMERS: [(usize, Attempt); 13] = [
     (6, Attempt::BackFill),
     (3, Attempt::Promote),
     (5, Attempt::Start),
@@ -45,6 +47,7 @@ const LATECOMERS: [(usize, Attempt); 12] = [
     (1, Attempt::Acknowledge),
     (1, Attempt::Stop),
     (1, Attempt::DeleteWithLabel),
+    (2, Attempt::DeclareAbsent),
 ];
 /// Labels that rows carry and that deletions ask for.
 const LABELS: [(&str, &str); 3] = [("team", "search"), ("team", "vision"), ("tier", "gold")];
@@ -79,6 +82,7 @@ enum Attempt {
     ChangeTargets,
     Purge,
     Pause,
+    DeclareAbsent,
 }
 
 /// What an actor remembers of one name.
@@ -281,6 +285,10 @@ impl Generator {
             Attempt::ChangeTargets => transition::update_target_regions(row, &targets, now, &mut token).ok(),
             Attempt::Purge => transition::purge(row),
             Attempt::Pause => transition::set_paused(row, paused, now).ok(),
+            Attempt::DeclareAbsent => {
+                let word = Declaration { by: "suite".to_owned(), reason: "gone for good".to_owned() };
+                transition::declare_absent(row, region, &word, now).ok()
+            }
             Attempt::Create | Attempt::LegacyRow | Attempt::Observe | Attempt::Acknowledge => None,
         };
         Ok(transition)
@@ -428,6 +436,7 @@ fn weights(row: Option<&EndpointRow>) -> Vec<(usize, Attempt)> {
         (1, Attempt::UpdateSpec),
         (1, Attempt::Pause),
         (18, Attempt::Acknowledge),
+        (4, Attempt::DeclareAbsent),
         (30, Attempt::Purge),
     ];
     if deleted { dying.to_vec() } else { live.to_vec() }

@@ -421,7 +421,8 @@ impl Pass<'_> {
     /// Warns once when an endpoint has had no ready pod for too long; returns when to look again.
     fn watch_readiness(&mut self, intent: &Intent, observed: &Observed) -> Option<Duration> {
         let wanted = matches!(intent, Intent::Serve { spec, paused: false, .. } if spec.spec.replicas > 0);
-        if !wanted || observed.pods.iter().any(|pod| pod.ready) {
+        // A canary's pods take a share of the requests, they do not stand in for the endpoint's own.
+        if !wanted || observed.pods.iter().any(|pod| pod.ready && pod.app == self.name) {
             if self.memory.unready.take().is_some_and(|(_, warned)| warned) {
                 tracing::info!(action = "recover", "the endpoint has a ready pod again");
             }

@@ -48,9 +48,7 @@ fn an_invalid_spec_is_failed_only_while_nothing_serves() {
 
 #[test]
 fn a_kind_that_this_version_does_not_serve_keeps_what_the_original_wrote() {
-    for fixture in
-        ["classic-canary", "classic-hpa", "mooncake-disaggregated", "mooncake-store", "mooncake-both-autoscaled"]
-    {
+    for fixture in ["classic-hpa", "mooncake-disaggregated", "mooncake-store", "mooncake-both-autoscaled"] {
         let scene = scene_of(fixture);
         let stored = original_entry(&scene.row, State::Running, 3, 4);
         let scene = scene.stored(&stored);
