@@ -9,9 +9,11 @@
 //! * [`time`], [`name`]: the time-stamp format, and which names an endpoint may have.
 //! * [`transition`]: every operation as data: a condition and changes.
 //! * [`table`]: the trait that backends implement, and their errors.
+//! * [`index`]: the change index: which rows changed lately.
 //! * [`operations`]: read, decide, execute, and retry a lost race while the edit still makes sense.
 //! * `dynamodb`, `embedded` (features): the two backends.
 
+pub mod index;
 pub mod name;
 pub mod operations;
 pub mod problem;

@@ -2,11 +2,13 @@
 #![allow(clippy::unwrap_used, reason = "a test may end in a panic")]
 
 mod bad_command_lines;
+mod change;
 mod deploy;
 mod edits;
 mod house;
 mod list;
 mod local;
+mod setup;
 mod status;
 mod tables;
 mod watch;

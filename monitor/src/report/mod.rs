@@ -10,6 +10,8 @@
 
 pub mod codes;
 mod conditions;
+pub mod events;
+pub mod guide;
 mod pods;
 mod situations;
 mod standing;

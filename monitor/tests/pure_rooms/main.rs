@@ -13,5 +13,6 @@ mod plan;
 mod plan_convergence;
 mod render;
 mod report;
+mod secrets;
 mod server;
 mod support;

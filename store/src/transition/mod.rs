@@ -4,6 +4,7 @@
 
 mod build;
 mod evaluate;
+mod previous;
 
 use std::fmt;
 
@@ -15,6 +16,7 @@ pub use build::{
     back_fill, create, promote, purge, scale, set_desired_state, set_paused, start, update_spec, update_target_regions,
     write_region_status,
 };
+pub use previous::{PREVIOUS_SPEC, undone};
 
 /// The only namespace that endpoints are served in (D-51): the monitors' roles exist nowhere else.
 pub const NAMESPACE: &str = "gco-inference";
