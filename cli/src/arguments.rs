@@ -84,12 +84,27 @@ pub enum Verb {
     /// Show one endpoint: what is asked for and what each region says
     #[command(after_help = STATUS_HELP)]
     Status(StatusFlags),
+    /// Show what a region's monitor would change now, and why
+    #[command(after_help = PLAN_HELP)]
+    Plan(PlanFlags),
+    /// Say in words what the regions report, and what to do next
+    #[command(after_help = EXPLAIN_HELP)]
+    Explain(NameFlags),
     /// Change the number of replicas in every region
     #[command(after_help = SCALE_HELP)]
     Scale(ScaleFlags),
     /// Change the image; regions roll it out while the old one serves
     #[command(after_help = UPDATE_IMAGE_HELP)]
     UpdateImage(UpdateImageFlags),
+    /// Change single fields of what runs
+    #[command(after_help = SET_HELP)]
+    Set(Box<SetFlags>),
+    /// Edit the whole spec, in an editor or from a file
+    #[command(after_help = EDIT_HELP)]
+    Edit(EditFlags),
+    /// Bring back the spec before the last edit
+    #[command(after_help = UNDO_HELP)]
+    Undo(NameFlags),
     /// Send a share of the requests to pods of another image
     #[command(after_help = CANARY_HELP)]
     Canary(CanaryFlags),
@@ -127,6 +142,15 @@ pub enum Verb {
     /// End a pause
     #[command(after_help = RESUME_HELP)]
     Resume(NameFlags),
+    /// Make one region change nothing for any endpoint, while it goes on reporting
+    #[command(after_help = FREEZE_HELP)]
+    Freeze(RegionFlags),
+    /// End a region's freeze
+    #[command(after_help = UNFREEZE_HELP)]
+    Unfreeze(RegionFlags),
+    /// Look at what the fleet's tables are made of, or make what is missing
+    #[command(after_help = SETUP_HELP)]
+    Setup(SetupFlags),
 }
 
 /// What `regions` does.
@@ -134,7 +158,7 @@ pub enum Verb {
 pub enum RegionChange {
     /// Serve the endpoint in one more region
     #[command(after_help = REGIONS_ADD_HELP)]
-    Add(RegionFlags),
+    Add(EndpointRegionFlags),
     /// Serve the endpoint in one region less: everything of it is removed there
     #[command(after_help = REGIONS_REMOVE_HELP)]
     Remove(ConfirmedRegionFlags),
@@ -209,6 +233,23 @@ Examples:
 state is reached everywhere: running (every region serves), stopped (no region has pods) or deleted (the row is gone).
 It exits with 3 when the time runs out, and with 1 when a region says that it cannot serve the endpoint as it is.";
 
+const PLAN_HELP: &str = "\
+Examples:
+  gco inference plan chat --region us-east-1 --context us-east-1-admin
+  gco inference plan --all --region us-east-1 -o json
+  gco inference --local plan --all
+
+The table is read, and the cluster with your own kubeconfig: it needs list and watch on deployments, services, replica sets
+and pods of the endpoints' namespace. Nothing is changed. Steps that replace pods are marked. With a running monitor the plan is
+empty, or what it is about to do; before one is installed it is what it will do first.";
+
+const EXPLAIN_HELP: &str = "\
+Examples:
+  gco inference explain chat
+  gco inference explain chat -o json
+
+Every error code has a section in docs/errors.md.";
+
 const SCALE_HELP: &str = "\
 Examples:
   gco inference scale chat --replicas 4";
@@ -218,6 +259,32 @@ Examples:
   gco inference update-image chat -i vllm/vllm-openai:v0.28.1
 
 Images by region (made by deploy from an ECR image) are dropped: every region pulls the image given here.";
+
+const SET_HELP: &str = "\
+Examples:
+  gco inference set chat -e MAX_LEN=8192 --unset-env DEBUG
+  gco inference set chat --request cpu=4 --limit memory=64Gi
+  gco inference set chat --env-from-secret HF_TOKEN=hugging-face/token --image-pull-secret registry
+  gco inference set chat --node-selector topology.kubernetes.io/zone=us-east-1a --dry-run -o yaml
+
+Variables, resources and node labels are merged into what is there; arguments, the command and pull secrets replace it. An
+empty text (--capacity-type '') takes a field away. What is changed is written in one edit, or not at all.";
+
+const EDIT_HELP: &str = "\
+Examples:
+  gco inference edit chat
+  gco inference edit chat --file spec.yaml
+  gco inference status chat -o json | jq .spec | gco inference edit chat --file - --dry-run
+
+The editor is GCO_EDITOR, VISUAL or EDITOR. Only the fields that you changed are written, so that an edit of another field
+by somebody else meanwhile stays.";
+
+const UNDO_HELP: &str = "\
+Examples:
+  gco inference undo chat
+
+The replica count stays as it is. Undoing twice is doing the edit again. An edit by the earlier control plane's command line
+cannot be undone.";
 
 const STOP_HELP: &str = "\
 Examples:
@@ -257,6 +324,47 @@ const RESUME_HELP: &str = "\
 Examples:
   gco inference resume chat";
 
+const FREEZE_HELP: &str = "\
+Examples:
+  gco inference freeze eu-west-1
+
+Pods go on serving, and the region goes on reporting. Edits, deletions and repairs wait there for `gco inference unfreeze`.";
+
+const UNFREEZE_HELP: &str = "\
+Examples:
+  gco inference unfreeze eu-west-1";
+
+const SETUP_HELP: &str = "\
+Examples:
+  gco inference setup --check
+  gco inference setup --apply
+  gco inference setup --apply --create-table
+
+The parts are the endpoint table, the regions' table (heartbeats, freeze switch) and the change index (edits are heard of
+within a second instead of 15). --apply makes the last two when they are missing; it never reads or writes a row, and doing
+it twice is doing it once. --check exits with 1 when something is missing.";
+
+/// Flags of `freeze` and `unfreeze`.
+#[derive(Clone, Debug, Default, Args)]
+pub struct RegionFlags {
+    /// The region, for example us-east-1
+    pub region: String,
+}
+
+/// Flags of `setup`.
+#[derive(Clone, Debug, Default, Args)]
+pub struct SetupFlags {
+    /// Say what is there; change nothing
+    #[arg(long)]
+    pub check: bool,
+    /// Make the regions' table and the change index when they are missing
+    #[arg(long)]
+    pub apply: bool,
+    /// With --apply: make the endpoint table, too, when it is missing
+    #[arg(long)]
+    pub create_table: bool,
+}
+
 /// Flags of `deploy`.
 #[derive(Clone, Debug, Default, Args)]
 pub struct DeployFlags {
@@ -292,6 +400,12 @@ pub struct DeployFlags {
     /// Environment variable of the model server (repeat)
     #[arg(short, long, value_name = "KEY=VALUE", allow_hyphen_values = true)]
     pub env: Vec<String>,
+    /// Variable whose value is a key of a Secret in the endpoints' namespace (repeat)
+    #[arg(long, value_name = "VARIABLE=SECRET/KEY", allow_hyphen_values = true)]
+    pub env_from_secret: Vec<String>,
+    /// Secret with a registry's credentials, in the endpoints' namespace (repeat)
+    #[arg(long = "image-pull-secret", value_name = "SECRET")]
+    pub image_pull_secrets: Vec<String>,
     /// Kubernetes namespace; only gco-inference works
     #[arg(short, long, value_name = "NAMESPACE")]
     pub namespace: Option<String>,
@@ -372,6 +486,25 @@ pub struct StatusFlags {
     pub timeout_seconds: Option<String>,
 }
 
+/// Flags of `plan`.
+#[derive(Clone, Debug, Default, Args)]
+pub struct PlanFlags {
+    /// Name of the endpoint
+    pub endpoint_name: Option<String>,
+    /// Every endpoint of the region
+    #[arg(long)]
+    pub all: bool,
+    /// The region that the cluster belongs to [default: every region of the running `gco local`]
+    #[arg(short, long, value_name = "REGION")]
+    pub region: Option<String>,
+    /// Kubeconfig file [default: KUBECONFIG, else ~/.kube/config]
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<String>,
+    /// Context of the kubeconfig [default: its current one]
+    #[arg(long, value_name = "CONTEXT")]
+    pub context: Option<String>,
+}
+
 /// Flags of `scale`.
 #[derive(Clone, Debug, Default, Args)]
 pub struct ScaleFlags {
@@ -390,6 +523,104 @@ pub struct UpdateImageFlags {
     /// The new image
     #[arg(short, long, value_name = "IMAGE", required = true)]
     pub image: String,
+}
+
+/// Flags of `set`.
+#[derive(Clone, Debug, Default, Args)]
+pub struct SetFlags {
+    /// Name of the endpoint
+    pub endpoint_name: String,
+    /// Environment variable of the model server (repeat)
+    #[arg(short, long, value_name = "KEY=VALUE", allow_hyphen_values = true)]
+    pub env: Vec<String>,
+    /// Variable whose value is a key of a Secret in the endpoints' namespace (repeat)
+    #[arg(long, value_name = "VARIABLE=SECRET/KEY", allow_hyphen_values = true)]
+    pub env_from_secret: Vec<String>,
+    /// Variable to take away, plain or from a Secret (repeat)
+    #[arg(long, value_name = "KEY")]
+    pub unset_env: Vec<String>,
+    /// One argument of the model server (repeat, in order); replaces all arguments
+    #[arg(long, value_name = "ARGUMENT", allow_hyphen_values = true)]
+    pub extra_args: Vec<String>,
+    /// Take all arguments away
+    #[arg(long)]
+    pub clear_extra_args: bool,
+    /// One word of the command that replaces the image's entry point (repeat, in order)
+    #[arg(long, value_name = "WORD", allow_hyphen_values = true)]
+    pub command: Vec<String>,
+    /// Use the image's entry point again
+    #[arg(long)]
+    pub clear_command: bool,
+    /// Resource that each pod asks for (repeat), for example cpu=2
+    #[arg(long = "request", value_name = "NAME=QUANTITY", allow_hyphen_values = true)]
+    pub requests: Vec<String>,
+    /// Resource that each pod may use at most (repeat), for example memory=32Gi
+    #[arg(long = "limit", value_name = "NAME=QUANTITY", allow_hyphen_values = true)]
+    pub limits: Vec<String>,
+    /// Request to take away (repeat)
+    #[arg(long = "unset-request", value_name = "NAME")]
+    pub unset_requests: Vec<String>,
+    /// Limit to take away (repeat)
+    #[arg(long = "unset-limit", value_name = "NAME")]
+    pub unset_limits: Vec<String>,
+    /// Node label that the pods need (repeat)
+    #[arg(long = "node-selector", value_name = "KEY=VALUE", allow_hyphen_values = true)]
+    pub node_selectors: Vec<String>,
+    /// Node label to take away (repeat)
+    #[arg(long = "unset-node-selector", value_name = "KEY")]
+    pub unset_node_selectors: Vec<String>,
+    /// Secret with a registry's credentials (repeat); replaces all of them
+    #[arg(long = "image-pull-secret", value_name = "SECRET")]
+    pub image_pull_secrets: Vec<String>,
+    /// Take all pull secrets away
+    #[arg(long)]
+    pub clear_image_pull_secrets: bool,
+    /// Port of the model server
+    #[arg(long, value_name = "PORT", allow_hyphen_values = true)]
+    pub port: Option<String>,
+    /// Accelerators of each replica
+    #[arg(long, value_name = "COUNT", allow_hyphen_values = true)]
+    pub gpu_count: Option<String>,
+    /// Path of the health check
+    #[arg(long, value_name = "PATH")]
+    pub health_path: Option<String>,
+    /// Where the model comes from
+    #[arg(long, value_name = "ADDRESS")]
+    pub model_source: Option<String>,
+    /// Kind of capacity: on-demand or spot
+    #[arg(long, value_name = "TYPE")]
+    pub capacity_type: Option<String>,
+    /// Accelerator family: nvidia or neuron
+    #[arg(long, value_name = "FAMILY")]
+    pub accelerator: Option<String>,
+    /// Model server in the image: vllm or tgi
+    #[arg(long, value_name = "FRAMEWORK")]
+    pub framework: Option<String>,
+    /// How long a start may take before the pod counts as failed, 30 to 21600
+    #[arg(long, value_name = "SECONDS", allow_hyphen_values = true)]
+    pub startup_timeout_seconds: Option<String>,
+    /// How long a pod that is being replaced finishes open requests, 0 to 3600
+    #[arg(long, value_name = "SECONDS", allow_hyphen_values = true)]
+    pub drain_seconds: Option<String>,
+    /// Pods above the replica count during a rollout, 0 to 100
+    #[arg(long, value_name = "COUNT", allow_hyphen_values = true)]
+    pub max_surge: Option<String>,
+    /// Say what would change, and write nothing
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+/// Flags of `edit`.
+#[derive(Clone, Debug, Default, Args)]
+pub struct EditFlags {
+    /// Name of the endpoint
+    pub endpoint_name: String,
+    /// Take the spec from this YAML or JSON file (`-`: standard input) instead of an editor
+    #[arg(short, long, value_name = "FILE")]
+    pub file: Option<String>,
+    /// Say what would change, and write nothing
+    #[arg(long)]
+    pub dry_run: bool,
 }
 
 /// Flags of `refresh`.
@@ -440,7 +671,7 @@ pub struct CanaryFlags {
 
 /// Flags of `regions add`.
 #[derive(Clone, Debug, Default, Args)]
-pub struct RegionFlags {
+pub struct EndpointRegionFlags {
     /// Name of the endpoint
     pub endpoint_name: String,
     /// Name of the region

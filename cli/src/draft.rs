@@ -68,6 +68,11 @@ pub fn read(given: &DeployFlags) -> Result<Draft, Vec<FieldProblem>> {
     reader.text("model_path", "--model-path", given.model_path.as_deref());
     reader.text("model_source", "--model-source", given.model_source.as_deref());
     reader.pairs("env", "--env", &given.env);
+    let references = flags::secret_references("--env-from-secret", &given.env_from_secret, reader.problems);
+    if !references.is_empty() {
+        reader.put("env_from_secret", Value::Map(references));
+    }
+    reader.list("image_pull_secrets", &given.image_pull_secrets);
     reader.list("args", &given.extra_args);
     reader.list("command", &given.command);
     // The default is not written: rows of the original have the key only for the other family.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use gco_store::name;
 use gco_store::problem::{FieldProblem, QUOTED_VALUE_CHARACTERS, bounded};
+use gco_store::wire::{Item, Value};
 
 /// Default bound of a wait: as long as a start may take by default.
 const DEFAULT_TIME_OUT_SECONDS: u64 = 1800;
@@ -98,6 +99,22 @@ pub fn pairs(flag: &str, given: &[String], problems: &mut Vec<FieldProblem>) -> 
     read
 }
 
+/// `VARIABLE=SECRET/KEY` texts as the map of a spec's `env_from_secret`.
+pub fn secret_references(flag: &str, given: &[String], problems: &mut Vec<FieldProblem>) -> Item {
+    let mut references = Item::new();
+    for (variable, text) in pairs(flag, given, problems) {
+        let Some((secret, key)) = text.split_once('/') else {
+            // Without the slash the text may be the secret itself.
+            let message = "must be of the form VARIABLE=SECRET/KEY; there is no '/' after the '='";
+            problems.push(FieldProblem::new(format!("{flag} {variable}"), message));
+            continue;
+        };
+        let reference = [("name".to_owned(), Value::from(secret)), ("key".to_owned(), Value::from(key))];
+        references.insert(variable, Value::Map(reference.into()));
+    }
+    references
+}
+
 /// Region names, each once, in order.
 pub fn regions(flag: &str, given: &[String], problems: &mut Vec<FieldProblem>) -> Vec<String> {
     let mut read: Vec<String> = Vec::new();
@@ -123,7 +140,7 @@ pub fn not_a_choice(flag: &str, word: &str, allowed: &[&str]) -> FieldProblem {
 }
 
 /// Which flag writes which place of a row; longer places first where one begins with another.
-const FLAG_BY_FIELD: [(&str, &str); 25] = [
+const FLAG_BY_FIELD: [(&str, &str); 27] = [
     ("spec.region_image_uris", "--image"),
     ("spec.image", "--image"),
     ("spec.port", "--port"),
@@ -133,6 +150,8 @@ const FLAG_BY_FIELD: [(&str, &str); 25] = [
     ("spec.health_check_path", "--health-path"),
     ("spec.model_path", "--model-path"),
     ("spec.model_source", "--model-source"),
+    ("spec.env_from_secret", "--env-from-secret"),
+    ("spec.image_pull_secrets", "--image-pull-secret"),
     ("spec.env", "--env"),
     ("spec.resources.requests", "--request"),
     ("spec.resources.limits", "--limit"),

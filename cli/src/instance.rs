@@ -1,5 +1,6 @@
 //! The `gco local` that runs on this machine, as its state file tells.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use gco_runtime::environment::Environment;
@@ -23,6 +24,8 @@ pub struct LocalInstance {
     pub backend: Backend,
     /// Its regions.
     pub regions: Vec<String>,
+    /// Administrators' kubeconfig files by region.
+    pub kubeconfigs: BTreeMap<String, PathBuf>,
     /// Its state file.
     pub state_file: PathBuf,
 }
@@ -89,6 +92,8 @@ fn read(file: &Path) -> Result<LocalInstance, String> {
     let state: Json = serde_json::from_str(&text).map_err(|error| format!("is no JSON: {error}"))?;
     let regions = state.get("regions").and_then(Json::as_array).ok_or("names no regions")?;
     let name = |region: &Json| region.as_str().or_else(|| region.get("name")?.as_str()).map(str::to_owned);
+    let kubeconfig = |region: &Json| Some((name(region)?, PathBuf::from(region.get("kubeconfig")?.as_str()?)));
+    let kubeconfigs = regions.iter().filter_map(kubeconfig).collect();
     let regions = regions.iter().map(name).collect::<Option<Vec<String>>>().ok_or("names a region without a name")?;
     let table = state.get("table").and_then(Json::as_str).ok_or("names no table")?;
     // The instance says everything about its table; the caller's environment has no part in it.
@@ -101,5 +106,5 @@ fn read(file: &Path) -> Result<LocalInstance, String> {
     let environment = Environment::from_pairs(variables.into_iter().flatten());
     let backend = connect::backend(table, &environment)
         .map_err(|problems| format!("names a table that is none: {}", gco_store::problem::joined(&problems)))?;
-    Ok(LocalInstance { backend, regions, state_file: file.to_owned() })
+    Ok(LocalInstance { backend, regions, kubeconfigs, state_file: file.to_owned() })
 }

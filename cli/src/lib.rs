@@ -1,17 +1,20 @@
 //! `gco inference …`: how people drive inference endpoints; `gco local …`: regions on this machine.
 //!
 //! * [`arguments`]: verbs and flags; [`flags`], [`draft`]: reading and checking their values, all at once.
+//! * [`change`]: from the flags of `set` to changes of a spec.
 //! * [`connect`]: which table; [`regions`], [`image`]: which regions, and what each of them pulls.
 //! * [`commands`]: what each verb does.
-//! * [`describe`], [`goal`]: what a row says, in words. Pure.
+//! * [`describe`], [`goal`], [`explain`]: what a row says, in words. Pure.
 //! * [`output`], [`failure`]: streams, formats, prefixes, exit codes.
 
 pub mod age;
 pub mod arguments;
+pub mod change;
 pub mod commands;
 pub mod connect;
 pub mod describe;
 pub mod draft;
+pub mod explain;
 pub mod failure;
 pub mod flags;
 pub mod follow;

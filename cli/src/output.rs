@@ -166,6 +166,16 @@ impl<'a, 'console> Output<'a, 'console> {
         Ok(matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
     }
 
+    /// Everything of standard input, up to `most` bytes.
+    ///
+    /// # Errors
+    /// When it cannot be read or is no text.
+    pub fn read_input(&mut self, most: u64) -> io::Result<String> {
+        let mut text = String::new();
+        io::Read::read_to_string(&mut io::Read::take(&mut self.console.stdin, most), &mut text)?;
+        Ok(text)
+    }
+
     fn yaml(&mut self, document: &Json) -> io::Result<()> {
         let text = serde_saphyr::to_string(document).map_err(io::Error::other)?;
         self.console.stdout.write_all(text.as_bytes())?;

@@ -93,7 +93,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
 
     let client = kubernetes_client().await?;
     let api = Api::new(client, &config.namespace, config.kubernetes_time_out, clock.clone(), telemetry.clone());
-    let table: Arc<dyn Table> = Arc::new(MeteredTable::new(open_table(&config).await?, telemetry.clone()));
+    let table: Arc<dyn Table> = Arc::new(MeteredTable::new(open_table(&config, &telemetry).await?, telemetry.clone()));
     let caches = Caches::new(clock.clone());
     let (elector, leadership) = Elector::new(ElectorSettings {
         api: api.clone(),
@@ -119,7 +119,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     // Ends after everything else: the caches and the port are of use while passes finish.
     let last = CancellationToken::new();
     let admin = tokio::spawn(admin::serve(listener, shared.clone(), last.clone()));
-    feed::check(&shared, &stop).await?;
+    let index = feed::check(&shared, &stop).await?;
     let watches = {
         let (caches, last) = (caches.clone(), last.clone());
         tokio::spawn(async move { caches.watch(&api, last).await })
@@ -130,7 +130,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
         tokio::spawn(async move { elector.run(give_up, move || caches.highest_term()).await })
     };
     let result = tokio::select! {
-        ended = control::run(shared, stop) => ended.map_err(anyhow::Error::from),
+        ended = control::run(shared, index, stop) => ended.map_err(anyhow::Error::from),
         // Without the task that renews and ends the claim nothing may go on.
         ended = &mut election => Err(anyhow::anyhow!("the leadership task ended by itself: {ended:?}")),
     };
@@ -153,13 +153,14 @@ async fn kubernetes_client() -> anyhow::Result<kube::Client> {
     kube::Client::try_from(config).context("no Kubernetes client")
 }
 
-async fn open_table(config: &Config) -> anyhow::Result<Arc<dyn Table>> {
+async fn open_table(config: &Config, telemetry: &Arc<Telemetry>) -> anyhow::Result<Arc<dyn Table>> {
     match &config.table {
         TableChoice::DynamoDb => {
             let clock = Arc::new(|| SystemClock.boot().elapsed_since_boot());
             let mut settings = DynamoDbSettings::new(&config.table_name, &config.table_region, clock);
             settings.endpoint_url.clone_from(&config.table_endpoint_url);
             settings.total_time = TABLE_TOTAL_TIME;
+            settings.observer = Some(telemetry.clone());
             Ok(Arc::new(DynamoDbTable::connect(settings).await.context("no client for the table")?))
         }
         #[cfg(feature = "embedded-table")]

@@ -9,10 +9,12 @@
 //! * [`time`], [`name`]: the time-stamp format, and which names an endpoint may have.
 //! * [`transition`]: every operation as data: a condition and changes.
 //! * [`table`]: the trait that backends implement, and their errors.
+//! * [`index`]: the change index: which rows changed lately.
 //! * [`operations`]: read, decide, execute, and retry a lost race while the edit still makes sense.
 //! * [`orphans`]: what a region tells of objects that no row owns.
 //! * `dynamodb`, `embedded` (features): the two backends.
 
+pub mod index;
 pub mod name;
 pub mod operations;
 pub mod orphans;

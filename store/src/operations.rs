@@ -216,6 +216,18 @@ impl Store {
         self.edit(name, Words::new(participle), decide).await
     }
 
+    /// Brings back the spec before the last edit; the replica count stays. Undoing twice is doing the edit again.
+    ///
+    /// # Errors
+    /// No earlier spec, a writer that keeps none has edited since, and as [`Store::update_spec_with`].
+    pub async fn undo(&self, name: &str) -> Result<EndpointRow, StoreError> {
+        let edit = |row: &EndpointRow, spec: &mut Item| {
+            *spec = transition::undone(row)?;
+            Ok(())
+        };
+        self.update_spec_as(name, "undone", edit).await
+    }
+
     /// Sets the image and drops the images by region, which were made from the old one.
     ///
     /// # Errors

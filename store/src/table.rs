@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::index::{ChangeRead, Part, PartState};
 use crate::orphans::OrphanReport;
 use crate::problem::bounded;
 use crate::transition::Transition;
@@ -211,6 +212,8 @@ pub struct TableDescription {
     pub replicas: Vec<String>,
     /// `EVENTUAL` or `STRONG` when the server tells.
     pub multi_region_consistency: Option<String>,
+    /// The change index; only [`PartState::Ready`] may be queried.
+    pub change_index: PartState,
 }
 
 /// Name of the second table for a first table called `table_name`.
@@ -241,6 +244,17 @@ pub trait Table: Send + Sync + std::fmt::Debug {
     async fn read_region(&self, region: &str) -> Result<Option<RegionItem>, TableError>;
     /// Every item of the second table by region, all pages, strongly read. Fails rather than returning a part.
     async fn read_regions(&self) -> Result<BTreeMap<String, RegionItem>, TableError>;
-    /// Creates both tables if absent (local use and suites; production tables come from infrastructure).
-    async fn create_tables(&self) -> Result<(), TableError>;
+    /// Rows with a known state word whose `updated_at` sorts at or after `since`, as the change index shows them
+    /// (eventually consistent; see [`crate::index`]).
+    async fn changed_since(&self, since: &str) -> Result<ChangeRead, TableError>;
+    /// Whether a part is there. An absent table makes its index absent.
+    async fn inspect(&self, part: Part) -> Result<PartState, TableError>;
+    /// Makes a part if it is absent. Tables are waited for; an index is built in the background for as long as the table
+    /// is large. Never touches an item.
+    async fn create(&self, part: Part) -> Result<(), TableError>;
+    /// Creates both tables if absent, without the index.
+    async fn create_tables(&self) -> Result<(), TableError> {
+        self.create(Part::Endpoints).await?;
+        self.create(Part::Regions).await
+    }
 }

@@ -18,6 +18,7 @@
 //! | requests to an endpoint | [`load`] |
 
 pub mod agreement;
+pub mod command;
 pub mod gate;
 pub mod history;
 pub mod load;

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use gco_monitor::admin::telemetry::Telemetry;
+use gco_monitor::report::{codes, guide};
 use gco_runtime::environment::Environment;
 
 fn root() -> PathBuf {
@@ -50,6 +51,42 @@ fn metrics_page(text: &str) -> String {
         page.push_str(&format!("| `{name}` | {kind} | {labels} | {help} |\n"));
     }
     page
+}
+
+/// Every error code: meaning, what serves meanwhile, what to do.
+fn errors_page() -> String {
+    let mut page = String::from(
+        "# Error codes\n\nGenerated from `monitor/src/report/codes.rs` and `guide.rs`; do not edit.\n\nA region's entry of a row \
+         carries such a code with a short text while something keeps the endpoint from being served as asked \
+         (`gco inference status`, `gco inference explain`). NAME stands for the endpoint.\n",
+    );
+    for guide in guide::GUIDES {
+        let code = codes::ALL.iter().find(|code| code.code == guide.code).map_or("", |code| code.meaning);
+        page.push_str(&format!(
+            "\n## {}\n\n**{}.** {code}\n\n{}\n\n",
+            guide.code,
+            capital(guide.title),
+            guide.meanwhile
+        ));
+        for (number, step) in guide.steps.iter().enumerate() {
+            page.push_str(&format!("{}. {step}\n", number + 1));
+        }
+    }
+    page
+}
+
+fn capital(text: &str) -> String {
+    let mut characters = text.chars();
+    characters.next().map_or_else(String::new, |first| first.to_uppercase().chain(characters).collect())
+}
+
+#[test]
+fn the_page_of_error_codes_is_up_to_date_and_has_a_section_for_every_code() {
+    let page = errors_page();
+    for code in codes::ALL {
+        assert_eq!(page.matches(&format!("\n## {}\n", code.code)).count(), 1, "{}", code.code);
+    }
+    is_up_to_date("errors.md", &page).unwrap();
 }
 
 #[test]

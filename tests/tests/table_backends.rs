@@ -1,4 +1,4 @@
-//! The embedded table and the real client on two table servers do what the pure evaluation says, in seeded sequences of
+//! The embedded table and the real client on three table servers do what the pure evaluation says, in seeded sequences of
 //! operations by three actors with stale reads.
 //!
 //! `GCO_SUITE_SIZE=full` runs 500 sequences of 40 operations; `GCO_SEED=<number>` repeats one.
@@ -77,6 +77,9 @@ const PREDICATES: [&str; 50] = [
     "DeclareAbsent: updated_at = as read",
 ];
 
+/// One in this many sequences runs on moto, too.
+const MOTO_SHARE: u64 = 3;
+
 /// Sequences that run at the same time, each on tables of its own.
 const WORKERS: usize = 3;
 
@@ -97,7 +100,10 @@ async fn every_backend_does_what_the_conditions_and_changes_say() {
             let backends: Vec<Backend> = servers.fresh_tables(&format!("endpoints-{worker}")).await?;
             let mut figures = Figures::default();
             while let Some(seed) = seeds.get(next.fetch_add(1, Ordering::Relaxed)) {
-                figures.add(&sequence::run(*seed, &backends).await?);
+                // moto answers one request at a time: it gets every third sequence.
+                let with_moto = *seed % MOTO_SHARE == 0;
+                let chosen = backends.iter().filter(|backend| with_moto || backend.name != "moto");
+                figures.add(&sequence::run(*seed, &chosen.cloned().collect::<Vec<_>>()).await?);
             }
             anyhow::Ok(figures)
         });
@@ -124,7 +130,7 @@ fn print(figures: &Figures, sequences: usize, started: BootTime) {
     let Figures { applied, refused, invalid, reads, refused_draws, .. } = figures;
     let seconds = SystemClock.boot().saturating_duration_since(started).as_secs_f64();
     println!(
-        "{sequences} sequences of {OPERATIONS} operations on 3 backends in {seconds:.0} s: {applied} applied, {refused} refused, {invalid} \
+        "{sequences} sequences of {OPERATIONS} operations on 3 backends (every third on 4) in {seconds:.0} s: {applied} applied, {refused} refused, {invalid} \
          impossible, {reads} reads; {refused_draws} further draws forbidden by the row's state"
     );
 }

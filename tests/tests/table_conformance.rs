@@ -12,6 +12,16 @@ use gco_tests::tables::raw::RawClient;
 /// Gaps of ministack 1.5.33.
 const MINISTACK_GAPS: &[Capability] = &[Capability::ReplicaConsistency, Capability::UnitsOfReads];
 
+/// Gaps of moto 5.2.5 with one thread.
+const MOTO_GAPS: &[Capability] = &[
+    Capability::Replicas,
+    Capability::ReplicaConsistency,
+    Capability::UnitsOfReads,
+    Capability::UnitsOfWrites,
+    Capability::UnitsOfScans,
+    Capability::EmptyKeyRefused,
+];
+
 /// Gaps of dynalite 4.0.0.
 const DYNALITE_GAPS: &[Capability] = &[
     Capability::RefusalShowsTheRow,
@@ -21,6 +31,7 @@ const DYNALITE_GAPS: &[Capability] = &[
     Capability::TimeToLive,
     Capability::UnitsOfScans,
     Capability::NestingLimit,
+    Capability::IndexAdded,
 ];
 
 async fn gaps(kind: Kind) -> BTreeSet<Capability> {
@@ -41,6 +52,11 @@ async fn gaps(kind: Kind) -> BTreeSet<Capability> {
 #[tokio::test(flavor = "multi_thread")]
 async fn ministack_lacks_exactly_what_is_known() {
     assert_eq!(gaps(Kind::Ministack).await, MINISTACK_GAPS.iter().copied().collect());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn moto_lacks_exactly_what_is_known() {
+    assert_eq!(gaps(Kind::Moto).await, MOTO_GAPS.iter().copied().collect());
 }
 
 #[tokio::test(flavor = "multi_thread")]

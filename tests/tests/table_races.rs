@@ -57,7 +57,7 @@ fn assert_all_different(backend: &str, versions: &[String]) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn of_eight_writers_on_a_table_server_exactly_one_wins_each_round() {
     let servers = Servers::start().await.unwrap();
-    for (name, server) in servers.both() {
+    for (name, server) in servers.all() {
         let table = Arc::new(connect(&server.url(), "races", Times::PATIENT).await.unwrap());
         table.create_tables().await.unwrap();
         let mut racers = Vec::new();

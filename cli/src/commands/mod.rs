@@ -1,14 +1,19 @@
 //! What each verb does.
 
 pub mod canary;
+pub mod change;
 pub mod delete;
 pub mod deploy;
 pub mod edit;
+pub mod explain;
+pub mod freeze;
 pub mod list;
 pub mod local;
 pub mod orphans;
+pub mod plan;
 pub mod refresh;
 pub mod regions;
+pub mod setup;
 pub mod status;
 
 use gco_runtime::clock::SystemClock;
@@ -64,8 +69,13 @@ pub async fn execute(verb: Verb, context: &mut Context<'_, '_, '_>) -> Result<()
         Verb::Deploy(given) => deploy::execute(&given, context).await,
         Verb::List(given) => list::execute(&given, context).await,
         Verb::Status(given) => status::execute(&given, context).await,
+        Verb::Plan(given) => plan::execute(&given, context).await,
+        Verb::Explain(given) => explain::execute(&given, context).await,
         Verb::Scale(given) => edit::scale(&given, context).await,
         Verb::UpdateImage(given) => edit::update_image(&given, context).await,
+        Verb::Set(given) => change::set(&given, context).await,
+        Verb::Edit(given) => change::edit(&given, context).await,
+        Verb::Undo(given) => change::undo(&given, context).await,
         Verb::Stop(given) => edit::stop(&given, context).await,
         Verb::Start(given) => edit::start(&given, context).await,
         Verb::Canary(given) => canary::set(&given, context).await,
@@ -78,5 +88,8 @@ pub async fn execute(verb: Verb, context: &mut Context<'_, '_, '_>) -> Result<()
         Verb::Pause(given) => edit::set_paused(&given, true, context).await,
         Verb::Refresh(given) => refresh::execute(&given, context).await,
         Verb::Resume(given) => edit::set_paused(&given, false, context).await,
+        Verb::Freeze(given) => freeze::execute(&given, true, context).await,
+        Verb::Unfreeze(given) => freeze::execute(&given, false, context).await,
+        Verb::Setup(given) => setup::execute(&given, context).await,
     }
 }

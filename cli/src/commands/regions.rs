@@ -3,7 +3,7 @@
 use gco_store::row::{DesiredState, EndpointRow};
 
 use super::edit::{confirm, print_row, refuse, require_a_way_to_confirm, say_when_paused};
-use crate::arguments::{ConfirmedRegionFlags, RegionFlags};
+use crate::arguments::{ConfirmedRegionFlags, EndpointRegionFlags};
 use crate::commands::Context;
 use crate::describe;
 use crate::failure::Failure;
@@ -13,8 +13,8 @@ use crate::{flags, regions};
 ///
 /// # Errors
 /// A bad region, or what the store refuses.
-pub async fn add(given: &RegionFlags, context: &mut Context<'_, '_, '_>) -> Result<(), Failure> {
-    let RegionFlags { endpoint_name: name, region } = given;
+pub async fn add(given: &EndpointRegionFlags, context: &mut Context<'_, '_, '_>) -> Result<(), Failure> {
+    let EndpointRegionFlags { endpoint_name: name, region } = given;
     check(name, region)?;
     let connection = context.connect().await?;
     let before = connection.read(name).await?;

@@ -3,12 +3,14 @@
 
 mod bad_command_lines;
 mod canary;
+mod change;
 mod deploy;
 mod edits;
 mod house;
 mod list;
 mod local;
 mod regions;
+mod setup;
 mod status;
 mod tables;
 mod watch;

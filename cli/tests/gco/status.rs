@@ -168,3 +168,29 @@ fn an_absent_endpoint_is_not_found_in_the_named_table() {
     house.run(&["inference", "scale", "chat", "-r", "2"]).code(1).complains(&[&expected]);
     house.run(&["inference", "delete", "chat", "-y"]).code(1).complains(&[&expected]);
 }
+
+#[test]
+fn explain_says_in_words_what_is_wrong_and_what_to_do_next() {
+    let house = House::with_chat();
+    let entry = RegionEntry {
+        error: Some("GCO-1302: Unschedulable: 0/6 nodes are available: 6 Insufficient nvidia.com/gpu".to_owned()),
+        replicas_desired: 2,
+        ..RegionEntry::new(State::Creating)
+    };
+    house.report("chat", "us-east-1", &entry);
+    house.run(&["inference", "explain", "chat"]).code(0).says(&[
+        "chat: It was created and has not served anywhere yet.\n",
+        "us-east-1: does not serve yet; 0 of 2 pods ready.\n",
+        "- GCO-1302: no node takes the pod: Unschedulable: 0/6 nodes",
+        "→ Too few accelerators: wait for the node pool, or ask for fewer (`gco inference set chat --gpu-count N`).\n",
+        "eu-west-1: its monitor has said nothing yet.\n",
+    ]);
+    house.block_on(house.table.set_frozen("eu-west-1", true)).unwrap();
+    house.run(&["inference", "pause", "chat"]).code(0);
+    let json = house.run(&["inference", "explain", "chat", "-o", "json"]).code(0).json();
+    assert_eq!(json["regions"][0]["findings"][0]["code"], "GCO-1302");
+    assert_eq!(json["regions"][0]["serves"], false);
+    assert_eq!(json["findings"][0]["next_steps"][0], "`gco inference resume chat` ends that.");
+    assert!(json["regions"][1]["findings"][0]["what"].as_str().unwrap().contains("is frozen"), "{json}");
+    house.run(&["inference", "explain", "nobody"]).code(1).complains(&["'nobody' not found"]);
+}

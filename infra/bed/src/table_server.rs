@@ -1,12 +1,13 @@
-//! DynamoDB protocol servers: ministack and dynalite, installed once at pinned versions.
+//! DynamoDB protocol servers: ministack, dynalite and moto, installed once at pinned versions.
 //!
-//! | | ministack | dynalite |
-//! |---|---|---|
-//! | atomic conditional writes | yes | yes |
-//! | `ALL_OLD` on a failed condition, transactions, streams | yes | no |
-//! | exact capacity units | no | yes |
+//! | | ministack | dynalite | moto |
+//! |---|---|---|---|
+//! | atomic conditional writes | yes | yes | yes, with one thread |
+//! | `ALL_OLD` on a failed condition, transactions, streams | yes | no | yes |
+//! | an index is added to a table that exists | yes | no | yes |
+//! | exact capacity units | no | yes | no |
 //!
-//! Neither throttles, fails or lags: a [`RewritingProxy`](crate::rewriting_proxy::RewritingProxy) in front does.
+//! None throttles, fails or lags: a [`RewritingProxy`](crate::rewriting_proxy::RewritingProxy) in front does.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -37,6 +38,8 @@ const PORT_TRIES: usize = 5;
 const MINISTACK_SERVICES: &str = "dynamodb,ssm,iam,sts,cloudformation";
 
 const MINISTACK_REQUIREMENTS: &str = include_str!("../ministack/requirements.txt");
+const MOTO_REQUIREMENTS: &str = include_str!("../moto/requirements.txt");
+const MOTO_SERVER: &str = include_str!("../moto/serve.py");
 const DYNALITE_PACKAGE: &str = include_str!("../dynalite/package.json");
 const DYNALITE_LOCK: &str = include_str!("../dynalite/package-lock.json");
 
@@ -47,20 +50,27 @@ pub enum Kind {
     Ministack,
     /// dynalite 4.0.0, from npm; needs `node` (18 or later) with npm.
     Dynalite,
+    /// moto 5.2.5 with one thread, from PyPI; needs what ministack needs. One request at a time, about 20 ms each.
+    Moto,
 }
 
 impl Kind {
-    fn name(self) -> &'static str {
+    /// Every server.
+    pub const ALL: [Self; 3] = [Self::Ministack, Self::Dynalite, Self::Moto];
+
+    /// Its name in lower case.
+    pub fn name(self) -> &'static str {
         match self {
             Self::Ministack => "ministack",
             Self::Dynalite => "dynalite",
+            Self::Moto => "moto",
         }
     }
 
     /// The programs that install and run it.
     fn needed(self) -> (&'static str, &'static str) {
         match self {
-            Self::Ministack => ("python3", "install Python 3.10 or later with pip"),
+            Self::Ministack | Self::Moto => ("python3", "install Python 3.10 or later with pip"),
             Self::Dynalite => ("node", "install Node.js 18 or later with npm"),
         }
     }
@@ -76,6 +86,7 @@ impl Kind {
         }
         let key = match self {
             Self::Ministack => key_of(&[MINISTACK_REQUIREMENTS]),
+            Self::Moto => key_of(&[MOTO_REQUIREMENTS, MOTO_SERVER]),
             Self::Dynalite => key_of(&[DYNALITE_PACKAGE, DYNALITE_LOCK]),
         };
         let entry = format!("{}-{key}", self.name());
@@ -90,16 +101,25 @@ impl Kind {
         };
         let log = staging.join("install.log");
         let settings = match self {
-            Self::Ministack => {
+            Self::Ministack | Self::Moto => {
                 let requirements = staging.join("requirements.txt");
-                write(requirements.clone(), MINISTACK_REQUIREMENTS)?;
+                let text = if self == Self::Moto { MOTO_REQUIREMENTS } else { MINISTACK_REQUIREMENTS };
+                write(requirements.clone(), text)?;
+                let mut settings = ProcessSettings::new("python3", log).arguments([
+                    "-m",
+                    "pip",
+                    "install",
+                    "--quiet",
+                    "--no-input",
+                    "--disable-pip-version-check",
+                ]);
+                if self == Self::Moto {
+                    write(folder.join("serve.py"), MOTO_SERVER)?;
+                    // Its server's own list holds a hundred packages for other services.
+                    settings = settings.argument("--no-deps");
+                }
                 // A folder of packages, unlike a virtual environment, can be moved when it is complete.
-                ProcessSettings::new("python3", log)
-                    .arguments(["-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check"])
-                    .argument("--target")
-                    .argument(&folder)
-                    .argument("--requirement")
-                    .argument(requirements)
+                settings.argument("--target").argument(&folder).argument("--requirement").argument(requirements)
             }
             Self::Dynalite => {
                 write(folder.join("package.json"), DYNALITE_PACKAGE)?;
@@ -128,6 +148,16 @@ impl Kind {
                 // Each would listen on every interface, or look for a container runtime.
                 .variable("IOT_MTLS_ENABLED", "0")
                 .variable("SFTP_ENABLED", "0")
+                .variable("DOCKER_HOST", "unix:///nonexistent")
+                .variable("TMPDIR", run)
+                .working_dir(run),
+            Self::Moto => ProcessSettings::new("python3", log)
+                .argument(installed.join("serve.py"))
+                .arguments([OsString::from("127.0.0.1"), port.to_string().into()])
+                .variable("PYTHONPATH", installed)
+                .variable("PYTHONNOUSERSITE", "1")
+                .variable("PYTHONDONTWRITEBYTECODE", "1")
+                // It would look for a container runtime.
                 .variable("DOCKER_HOST", "unix:///nonexistent")
                 .variable("TMPDIR", run)
                 .working_dir(run),
@@ -249,9 +279,11 @@ async fn list_tables(address: SocketAddr) -> Result<(), String> {
         std::io::Result::Ok(String::from_utf8_lossy(&answer).into_owned())
     };
     let answer = ask.await.map_err(|error| error.to_string())?;
-    let listed = answer.starts_with("HTTP/1.1 200") && answer.contains("TableNames");
+    // moto answers in HTTP/1.0: one request per connection, as one thread needs it.
+    let status = answer.split(' ').nth(1).unwrap_or_default();
+    let listed = status == "200" && answer.contains("TableNames");
     // A server that was told to enforce permissions refuses us, which is an answer too.
-    let refused = answer.starts_with("HTTP/1.1 4") && answer.contains("__type");
+    let refused = status.starts_with('4') && answer.contains("__type");
     if listed || refused {
         return Ok(());
     }

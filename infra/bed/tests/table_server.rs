@@ -1,4 +1,4 @@
-//! Both table servers speak the protocol and let one writer win.
+//! Every table server speaks the protocol and lets one writer win.
 #![allow(clippy::unwrap_used, reason = "a test may end in a panic")]
 
 mod common;
@@ -47,6 +47,11 @@ async fn of_racing_conditional_puts_one_wins_on_dynalite() {
     one_writer_wins(Kind::Dynalite).await;
 }
 
+#[tokio::test]
+async fn of_racing_conditional_puts_one_wins_on_moto_with_one_thread() {
+    one_writer_wins(Kind::Moto).await;
+}
+
 /// The addresses that a process listens on, from the kernel's table of its sockets.
 fn listening_addresses(pid: i32) -> Vec<String> {
     let sockets: Vec<String> = std::fs::read_dir(format!("/proc/{pid}/fd"))
@@ -73,7 +78,7 @@ fn listening_addresses(pid: i32) -> Vec<String> {
 
 #[tokio::test]
 async fn a_table_server_listens_on_loopback_alone_and_on_one_port() {
-    for kind in [Kind::Ministack, Kind::Dynalite] {
+    for kind in Kind::ALL {
         let server = TableServer::start(kind).await.unwrap();
         let expected = format!("0100007F:{:04X}", server.address().port());
         assert_eq!(listening_addresses(server.process().pid()), [expected], "{kind:?}");

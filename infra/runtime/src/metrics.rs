@@ -2,8 +2,8 @@
 
 use prometheus::core::{MetricVec, MetricVecBuilder};
 use prometheus::{
-    Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
-    Opts, Registry, TextEncoder,
+    CounterVec, Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
 /// A metric that cannot be registered or rendered: a bad or doubled name, or mismatched labels.
@@ -47,6 +47,14 @@ impl Metrics {
     /// As [`Metrics::counters`].
     pub fn counter(&self, name: &str, help: &str) -> Result<IntCounter, MetricsError> {
         self.register(name, IntCounter::new(name, help))
+    }
+
+    /// Registers a counter family with fractional values; `name` ends in `_total`.
+    ///
+    /// # Errors
+    /// As [`Metrics::counters`].
+    pub fn fractional_counters(&self, name: &str, help: &str, labels: &[&str]) -> Result<CounterVec, MetricsError> {
+        self.register(name, CounterVec::new(Opts::new(name, help), labels))
     }
 
     /// Registers a family of gauges with fractional values.

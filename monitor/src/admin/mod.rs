@@ -21,6 +21,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use gco_runtime::metrics::Metrics;
+use gco_store::row::DesiredState;
+use gco_store::status::State as EntryState;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -29,6 +31,9 @@ use crate::control::shared::Shared;
 
 /// How long the control loop may be silent before the process counts as stuck. It ticks every second.
 const STUCK_AFTER: Duration = Duration::from_secs(60);
+
+/// An endpoint is stuck after so many failed passes in a row: the waits between them double, so that is no hiccup.
+const STUCK_PASSES: u32 = 3;
 
 /// Opens the port.
 ///
@@ -83,7 +88,7 @@ fn missing(shared: &Shared) -> Vec<String> {
     if !shared.is_table_checked() {
         missing.push("the table has not passed its check".to_owned());
     } else if shared.is_table_away() {
-        missing.push(format!("the table was last read {} s ago", shared.complete_read_age().as_secs()));
+        missing.push(format!("the table was last read {} s ago", shared.contact_age().as_secs()));
     }
     missing
 }
@@ -120,6 +125,28 @@ fn refresh(shared: &Shared) {
     for (state, count) in telemetry::STATES.iter().zip(counts) {
         telemetry.endpoints.with_label_values(&[state]).set(count);
     }
+    let mut pending = vec![0; telemetry::PENDING.len()];
+    for held in shared.rows().iter() {
+        let row = &held.row;
+        let asked = matches!(row.desired_state, DesiredState::Deploying | DesiredState::Running);
+        let entry = row.region_status.get(region);
+        let serves = entry.is_some_and(|entry| entry.state == EntryState::Running);
+        if !asked || serves || !row.is_target(region) {
+            continue;
+        }
+        let word = telemetry::pending_word(entry.and_then(|entry| entry.error.as_deref()));
+        if let Some(index) = telemetry::PENDING.iter().position(|known| *known == word) {
+            pending[index] += 1;
+        }
+    }
+    for (word, count) in telemetry::PENDING.iter().zip(pending) {
+        telemetry.pending.with_label_values(&[word]).set(count);
+    }
+    telemetry.stuck.set(i64::try_from(shared.stuck(STUCK_PASSES)).unwrap_or(i64::MAX));
+    if remaining.is_zero() {
+        shared.forget_unapplied();
+    }
+    telemetry.oldest_unapplied_seconds.set(shared.oldest_unapplied().as_secs_f64());
     let unusable = shared.last_passes().values().filter(|last| last.intent == "unusable").count();
     telemetry.rows_unusable.set(i64::try_from(unusable).unwrap_or(i64::MAX));
 }

@@ -4,10 +4,13 @@
 use std::time::Duration;
 
 use gco_runtime::metrics::{Metrics, MetricsError, start_at_zero};
+use gco_store::table::{ObservedCall, Observer};
 use gco_store::transition::Operation;
-use prometheus::{Gauge, GaugeVec, Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
+use prometheus::{CounterVec, Gauge, GaugeVec, Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 
+use crate::control::changes::Mode;
 use crate::report::Category;
+use crate::report::events::EventReason;
 
 /// Bounds of the pass histogram, in seconds: a pass at rest takes microseconds, one with writes some milliseconds per
 /// write, one against a struggling server up to `K8S_API_TIMEOUT` per call.
@@ -31,7 +34,7 @@ pub const CATEGORIES: [Category; 7] = [
 pub const VERBS: [&str; 7] = ["get", "list", "watch", "create", "update", "patch", "delete"];
 
 /// Plural names of the kinds that calls are made for.
-pub const RESOURCES: [&str; 13] = [
+pub const RESOURCES: [&str; 14] = [
     "scaledobjects",
     "horizontalpodautoscalers",
     "deployments",
@@ -44,6 +47,7 @@ pub const RESOURCES: [&str; 13] = [
     "pods",
     "endpointslices",
     "leases",
+    "events",
     "discovery",
 ];
 
@@ -52,11 +56,46 @@ pub const STATES: [&str; 10] =
     ["creating", "running", "updating", "stopping", "stopped", "deleting", "deleted", "failed", "error", "none"];
 
 /// Operations on the tables, in the metric's words, besides the transitions'.
-const TABLE_READS: [&str; 5] = ["read_all", "get", "check", "heartbeat", "read_region"];
+const TABLE_READS: [&str; 6] = ["read_all", "query_changes", "get", "check", "heartbeat", "read_region"];
+
+/// Requests that the tables' server counts units for, in its words.
+const UNIT_OPERATIONS: [&str; 5] = ["Scan", "Query", "GetItem", "UpdateItem", "DeleteItem"];
 
 /// What a table operation came to.
 const TABLE_OUTCOMES: [&str; 8] =
     ["ok", "refused", "invalid", "forbidden", "throttled", "unavailable", "unknown", "table"];
+
+/// Why an endpoint that should serve does not.
+pub const PENDING: [&str; 10] = [
+    "starting",
+    "image",
+    "unschedulable",
+    "crashing",
+    "out_of_memory",
+    "container",
+    "rollout",
+    "rejected",
+    "blocked",
+    "api",
+];
+
+/// The word for an endpoint that does not serve, from the error of its entry.
+#[must_use]
+pub fn pending_word(error: Option<&str>) -> &'static str {
+    let code = error.and_then(|error| error.split(':').next()).and_then(|code| code.strip_prefix("GCO-"));
+    match code.unwrap_or_default() {
+        "1301" => "image",
+        "1302" => "unschedulable",
+        "1303" => "crashing",
+        "1304" => "out_of_memory",
+        "1305" => "container",
+        code if code.starts_with("14") => "rollout",
+        code if code.starts_with("10") => "rejected",
+        code if code.starts_with("11") => "api",
+        code if code.starts_with("12") => "blocked",
+        _ => "starting",
+    }
+}
 
 /// Why a write was refused by a fence.
 pub const REFUSALS: [&str; 6] =
@@ -110,13 +149,14 @@ pub struct Telemetry {
     /// Objects in the caches, by resource.
     pub cache_objects: IntGaugeVec,
     table_operations: IntCounterVec,
-    /// Read units that the table's server counted.
-    pub table_read_units: IntCounter,
+    table_units: CounterVec,
+    table_feed: IntGaugeVec,
     /// Plans computed, empty ones included.
     pub plans_computed: IntCounter,
     /// Steps that the API server accepted, by verb.
     pub steps: IntCounterVec,
     refused: IntCounterVec,
+    events: IntCounterVec,
     /// Endpoints of this region by the state in their status entry.
     pub endpoints: IntGaugeVec,
     /// Age of the last complete read of the table.
@@ -129,6 +169,12 @@ pub struct Telemetry {
     pub rows_unusable: IntGauge,
     unasked_restarts: IntGaugeVec,
     unasked_restarts_stopped: IntGauge,
+    /// Endpoints whose last passes have all failed.
+    pub stuck: IntGauge,
+    /// Age of the oldest change of a row that no pass has dealt with.
+    pub oldest_unapplied_seconds: Gauge,
+    /// Endpoints that should serve here and do not, by reason.
+    pub pending: IntGaugeVec,
     /// 1 while an operator's freeze holds for this region.
     pub frozen: IntGauge,
     /// 1 while the table cannot be read.
@@ -221,10 +267,20 @@ impl Telemetry {
             )
             .collect();
         zero("table operations", start_at_zero(&table_operations, &[&operations, &TABLE_OUTCOMES]))?;
-        let table_read_units = metrics.counter(
-            "gco_monitor_table_read_units_total",
-            "Read units of complete reads, as the server counted them, rounded up per read.",
+        let table_units = metrics.fractional_counters(
+            "gco_monitor_table_units_total",
+            "Read and write units that the tables' server counted, by its operation: Scan (complete reads), Query (the \
+             change index), GetItem, UpdateItem, DeleteItem. What is paid for on demand.",
+            &["operation"],
         )?;
+        zero("table units", start_at_zero(&table_units, &[&UNIT_OPERATIONS]))?;
+        let table_feed = metrics.whole_gauges(
+            "gco_monitor_table_feed",
+            "1 for how changes of the table are learnt: index (change index), off (switched off), no_index, index_failed, \
+             busy (more than a fifth of the rows change); all but the first read it whole every interval.",
+            &["mode"],
+        )?;
+        zero("table feed", start_at_zero(&table_feed, &[&Mode::ALL.map(Mode::as_str)]))?;
         let steps = metrics.counters(
             "gco_monitor_steps_total",
             "Steps that the Kubernetes API accepted, by verb: create, update, stamp, delete, prove_absence.",
@@ -245,6 +301,20 @@ impl Telemetry {
         for state in ["under_way", "failed"] {
             unasked_restarts.with_label_values(&[state]).set(0);
         }
+        let pending = metrics.whole_gauges(
+            "gco_monitor_endpoints_pending",
+            "Endpoints that should serve in this region and do not, by reason: starting, image, unschedulable, crashing, \
+             out_of_memory, container, rollout, rejected, blocked, api.",
+            &["reason"],
+        )?;
+        zero("pending", start_at_zero(&pending, &[&PENDING]))?;
+        let events = metrics.counters(
+            "gco_monitor_events_total",
+            "Kubernetes Events by reason, and whether they were written, dropped (too many lately) or failed.",
+            &["reason", "outcome"],
+        )?;
+        let reasons = EventReason::ALL.map(EventReason::as_str);
+        zero("events", start_at_zero(&events, &[&reasons, &["written", "dropped", "failed"]]))?;
         let endpoints = metrics.whole_gauges(
             "gco_monitor_endpoints",
             "Endpoints that concern this region, by the state in their status entry (none: no entry yet).",
@@ -281,11 +351,13 @@ impl Telemetry {
             cache_synced,
             cache_objects,
             table_operations,
-            table_read_units,
+            table_units,
+            table_feed,
             plans_computed: metrics
                 .counter("gco_monitor_plans_computed_total", "Plans computed, empty ones included.")?,
             steps,
             refused,
+            events,
             endpoints,
             last_complete_read_age_seconds: metrics.gauge(
                 "gco_monitor_last_complete_read_age_seconds",
@@ -303,6 +375,15 @@ impl Telemetry {
                 "gco_monitor_unasked_restarts_stopped",
                 "1 while no further restart begins that no edit asked for, because too many have failed.",
             )?,
+            stuck: metrics.whole_gauge(
+                "gco_monitor_endpoints_stuck",
+                "Endpoints whose last three passes or more have all failed.",
+            )?,
+            oldest_unapplied_seconds: metrics.gauge(
+                "gco_monitor_oldest_unapplied_change_seconds",
+                "How long the oldest change of a row has been waiting for a pass that deals with it; 0 on a standby.",
+            )?,
+            pending,
             frozen: metrics.whole_gauge("gco_monitor_frozen", "1 while an operator's freeze holds for this region.")?,
             table_away: metrics.whole_gauge("gco_monitor_table_away", "1 while the table cannot be read.")?,
             orphans: metrics.whole_gauge(
@@ -334,6 +415,18 @@ impl Telemetry {
     /// Counts one operation on a table.
     pub fn table_operation(&self, operation: &str, outcome: &str) {
         self.table_operations.with_label_values(&[operation, outcome]).inc();
+    }
+
+    /// Counts one Event. `outcome` is a word of the metric.
+    pub fn event(&self, reason: EventReason, outcome: &str) {
+        self.events.with_label_values(&[reason.as_str(), outcome]).inc();
+    }
+
+    /// Says how changes of the table are learnt.
+    pub fn table_feed(&self, mode: Mode) {
+        for known in Mode::ALL {
+            self.table_feed.with_label_values(&[known.as_str()]).set(i64::from(known == mode));
+        }
     }
 
     /// Counts one write that a fence refused.
@@ -372,6 +465,15 @@ impl Telemetry {
     }
 }
 
+impl Observer for Telemetry {
+    fn observe(&self, call: &ObservedCall) {
+        // A counter takes no negative number; no server counts one.
+        if let Some(units) = call.consumed_units.filter(|units| *units > 0.0) {
+            self.table_units.with_label_values(&[call.operation]).inc_by(units);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -394,6 +496,16 @@ mod tests {
             assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
         }
         assert!(text.lines().filter(|line| line.starts_with("# TYPE")).count() >= 30);
+    }
+
+    #[test]
+    fn every_code_of_a_region_that_does_not_serve_has_a_word() {
+        for code in crate::report::codes::ALL {
+            let word = pending_word(Some(&format!("{}: x", code.code)));
+            assert!(PENDING.contains(&word) && word != "starting", "{} is {word}", code.code);
+        }
+        assert_eq!(pending_word(None), "starting");
+        assert_eq!(pending_word(Some("words of an earlier control plane")), "starting");
     }
 
     #[test]

@@ -326,6 +326,25 @@ impl Api {
         self.mutate(claim, call).await
     }
 
+    /// POST of an Event. It changes no object and may be lost; it is made under the claim all the same, so that nothing that
+    /// a deposed leader says comes later than what its successor says.
+    ///
+    /// # Errors
+    /// Fenced when the claim is over; whatever the server refuses.
+    pub(crate) async fn announce(&self, claim: &Claim, body: &Value) -> Result<(), ApiError> {
+        let path = format!("/apis/events.k8s.io/v1/namespaces/{}/events?fieldManager={FIELD_MANAGER}", self.namespace);
+        let call = Call {
+            verb: "create",
+            resource: "events",
+            method: Method::POST,
+            path: &path,
+            body: Some((JSON, body)),
+            accept: JSON,
+            time_out: self.time_out,
+        };
+        self.mutate(claim, call).await.map(|_| ())
+    }
+
     /// PUT of a whole object; the body carries uid and resourceVersion.
     ///
     /// # Errors

@@ -47,6 +47,12 @@ pub struct Config {
     pub project_name: String,
     /// `RECONCILE_INTERVAL_SECONDS`: time between two complete reads of the table.
     pub reconcile_interval: Duration,
+    /// `USE_CHANGE_INDEX`: whether a change index that the table has is used.
+    pub use_change_index: bool,
+    /// `CHANGE_QUERY_INTERVAL_SECONDS`: time between two queries of the change index.
+    pub change_query_interval: Duration,
+    /// `INDEXED_READ_INTERVAL_SECONDS`: time between two complete reads of a table whose change index is used.
+    pub indexed_read_interval: Duration,
     /// `FULL_PASS_INTERVAL_SECONDS`: every endpoint is planned anew this often, from caches, whether or not it changed.
     pub full_pass_interval: Duration,
     /// `HEARTBEAT_INTERVAL_SECONDS`
@@ -106,6 +112,8 @@ impl Config {
         };
         // Names, defaults, and the least that still makes sense; suites shorten most of them.
         let reconcile_interval = seconds("RECONCILE_INTERVAL_SECONDS", 15, 50);
+        let change_query_interval = seconds("CHANGE_QUERY_INTERVAL_SECONDS", 1, 50);
+        let indexed_read_interval = seconds("INDEXED_READ_INTERVAL_SECONDS", 300, 100);
         let full_pass_interval = seconds("FULL_PASS_INTERVAL_SECONDS", 300, 100);
         let heartbeat_interval = seconds("HEARTBEAT_INTERVAL_SECONDS", 60, 50);
         let absence_gap = seconds("ABSENCE_GAP_SECONDS", 15, 0);
@@ -122,6 +130,9 @@ impl Config {
             namespace: reader.text("INFERENCE_NAMESPACE", "gco-inference"),
             project_name: reader.text("PROJECT_NAME", "gco"),
             reconcile_interval,
+            use_change_index: reader.switch("USE_CHANGE_INDEX", true),
+            change_query_interval,
+            indexed_read_interval,
             full_pass_interval,
             heartbeat_interval,
             absence_gap,

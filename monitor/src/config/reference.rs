@@ -4,7 +4,7 @@
 pub type Setting = (&'static str, &'static str, &'static str);
 
 /// All of them, in the page's order.
-pub const SETTINGS: [Setting; 30] = [
+pub const SETTINGS: [Setting; 33] = [
     ("REGION", "unknown-region", "the own region, as rows name it"),
     ("CLUSTER_NAME", "unknown-cluster", "`cluster_id` of log lines"),
     ("PROJECT_NAME", "gco", "prefix of the project's parameters"),
@@ -21,7 +21,10 @@ pub const SETTINGS: [Setting; 30] = [
     ("DYNAMODB_REGION", "the value of `REGION`", "where the table is"),
     ("DYNAMODB_ENDPOINT_URL", "", "another DynamoDB server than AWS's"),
     ("GCO_TABLE", "dynamodb", "`dynamodb`, or `embedded:<path>` in a build with the feature `embedded-table`"),
-    ("RECONCILE_INTERVAL_SECONDS", "15", "between two complete reads of the table"),
+    ("RECONCILE_INTERVAL_SECONDS", "15", "between two complete reads of a table without a change index"),
+    ("USE_CHANGE_INDEX", "true", "whether a change index that the table has is used"),
+    ("CHANGE_QUERY_INTERVAL_SECONDS", "1", "between two queries of the change index"),
+    ("INDEXED_READ_INTERVAL_SECONDS", "300", "between two complete reads of a table whose change index is used"),
     ("FULL_PASS_INTERVAL_SECONDS", "300", "every endpoint is planned anew this often, from caches"),
     ("HEARTBEAT_INTERVAL_SECONDS", "60", "between two heartbeats in the regions' table"),
     ("ABSENCE_GAP_SECONDS", "15", "between the two looks that prove that an endpoint is gone"),

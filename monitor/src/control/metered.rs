@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use gco_store::index::{ChangeRead, Part, PartState};
 use gco_store::table::{
     Consistency, ErrorCategory, FullRead, Outcome, RegionHeartbeat, RegionItem, Table, TableDescription, TableError,
 };
@@ -64,13 +65,7 @@ impl Table for MeteredTable {
     }
 
     async fn read_all(&self, consistency: Consistency) -> Result<FullRead, TableError> {
-        let read = self.count("read_all", self.table.read_all(consistency).await)?;
-        if let Some(units) = read.consumed_read_units {
-            // Whole and never negative after the clamp; a table of 10^15 units is not read in one go.
-            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to a whole range")]
-            self.telemetry.table_read_units.inc_by(units.ceil().clamp(0.0, 1e15) as u64);
-        }
-        Ok(read)
+        self.count("read_all", self.table.read_all(consistency).await)
     }
 
     async fn execute(&self, transition: &Transition) -> Result<Outcome, TableError> {
@@ -108,7 +103,15 @@ impl Table for MeteredTable {
         self.table.read_regions().await
     }
 
-    async fn create_tables(&self) -> Result<(), TableError> {
-        self.table.create_tables().await
+    async fn changed_since(&self, since: &str) -> Result<ChangeRead, TableError> {
+        self.count("query_changes", self.table.changed_since(since).await)
+    }
+
+    async fn inspect(&self, part: Part) -> Result<PartState, TableError> {
+        self.table.inspect(part).await
+    }
+
+    async fn create(&self, part: Part) -> Result<(), TableError> {
+        self.table.create(part).await
     }
 }

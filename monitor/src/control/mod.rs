@@ -4,10 +4,13 @@
 //! looks at what is there.
 
 pub mod action;
+pub mod announce;
+pub mod changes;
 pub mod feed;
 pub mod heartbeat;
 pub mod metered;
 mod pass;
+pub mod preview;
 pub mod queue;
 pub mod restarts;
 pub mod rows;
@@ -19,6 +22,7 @@ use std::time::Duration;
 
 use gco_runtime::clock::BootTime;
 use gco_runtime::shutdown::drain;
+use gco_store::index::PartState;
 use tokio::sync::watch;
 use tokio::task::{Id, JoinSet};
 use tokio_util::sync::CancellationToken;
@@ -57,14 +61,15 @@ struct Controller {
 #[error("a task that feeds the control loop ended by itself: {0}")]
 pub struct TaskEnded(String);
 
-/// Runs until `stop`, then lets passes in flight finish, bounded in time.
+/// Runs until `stop`, then lets passes in flight finish, bounded in time. `index`: what the table's check told of its
+/// change index.
 ///
 /// # Errors
 /// When the table's feed or the heartbeat ended by itself: a process that goes on without them would only look alive.
-pub async fn run(shared: Arc<Shared>, stop: CancellationToken) -> Result<(), TaskEnded> {
+pub async fn run(shared: Arc<Shared>, index: PartState, stop: CancellationToken) -> Result<(), TaskEnded> {
     let (sender, heard) = watch::channel(0);
     let mut tasks = JoinSet::new();
-    tasks.spawn(feed::run(shared.clone(), stop.clone()));
+    tasks.spawn(feed::run(shared.clone(), index, stop.clone()));
     tasks.spawn(heartbeat::run(shared.clone(), sender, stop.clone()));
     let started = shared.now();
     let next_full_pass = started + shared.config.full_pass_interval;

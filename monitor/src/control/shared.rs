@@ -11,6 +11,7 @@ use gco_store::problem::bounded;
 use gco_store::row::EndpointRow;
 use gco_store::table::{Consistency, Table, TableError};
 
+use super::announce::EventBudget;
 use super::restarts::{Permission, Restarts, Tally};
 use super::rows::{Changes, Held, Rows};
 use crate::admin::telemetry::Telemetry;
@@ -68,6 +69,8 @@ pub struct Memory {
     pub status_written: Option<BootTime>,
     /// How the last pass ended, for the state page.
     pub last: Option<LastPass>,
+    /// Passes in a row that failed.
+    pub failures: u32,
 }
 
 /// How a pass ended, for the state page.
@@ -105,16 +108,22 @@ pub struct Shared {
     pub telemetry: Arc<Telemetry>,
     /// Endpoints whose row changed.
     pub dirty_rows: DirtyNames,
+    /// Events that were written lately.
+    pub event_budget: EventBudget,
     started: BootTime,
     rows: Mutex<Rows>,
     memories: Mutex<BTreeMap<String, Memory>>,
     /// Restarts that no edit asked for.
     pub restarts: Restarts,
+    /// Rows that changed, and when we heard of the first change that no pass has dealt with.
+    unapplied: Mutex<BTreeMap<String, BootTime>>,
     frozen: AtomicBool,
     table_checked: AtomicBool,
     everything_dirty: AtomicBool,
     last_tick_nanoseconds: AtomicU64,
     last_pass_nanoseconds: AtomicU64,
+    /// When the last question began that the table or its change index answered; 0: none yet.
+    last_contact_nanoseconds: AtomicU64,
 }
 
 impl std::fmt::Debug for Shared {
@@ -175,15 +184,18 @@ impl Shared {
             randomness,
             telemetry,
             dirty_rows: DirtyNames::default(),
+            event_budget: EventBudget::default(),
             started,
             rows: Mutex::default(),
             memories: Mutex::default(),
             restarts: Restarts::default(),
+            unapplied: Mutex::default(),
             frozen: AtomicBool::new(false),
             table_checked: AtomicBool::new(false),
             everything_dirty: AtomicBool::new(false),
             last_tick_nanoseconds: AtomicU64::new(0),
             last_pass_nanoseconds: AtomicU64::new(0),
+            last_contact_nanoseconds: AtomicU64::new(0),
         };
         shared.tick();
         store(&shared.last_pass_nanoseconds, started);
@@ -333,10 +345,21 @@ impl Shared {
         self.now().saturating_duration_since(last)
     }
 
+    /// The change index answered a question that began then.
+    pub fn note_contact(&self, began: BootTime) {
+        store(&self.last_contact_nanoseconds, began);
+    }
+
+    /// How long ago the table told us what changed, whole or by its index; since the start while it never did.
+    #[must_use]
+    pub fn contact_age(&self) -> Duration {
+        self.complete_read_age().min(self.now().saturating_duration_since(load(&self.last_contact_nanoseconds)))
+    }
+
     /// Whether the table has been silent for too long to act upon what it last said.
     #[must_use]
     pub fn is_table_away(&self) -> bool {
-        self.rows().last_complete_read().is_none() || self.complete_read_age() > self.config.table_away_after()
+        self.rows().last_complete_read().is_none() || self.contact_age() > self.config.table_away_after()
     }
 
     /// Passes on what a read or write of rows changed.
@@ -344,7 +367,45 @@ impl Shared {
         for name in &changes.gone {
             self.forget(name);
         }
+        {
+            let now = self.now();
+            let mut unapplied = self.unapplied();
+            unapplied.retain(|name, _| !changes.gone.contains(name));
+            for name in &changes.changed {
+                unapplied.entry(name.clone()).or_insert(now);
+            }
+        }
         self.dirty_rows.add(changes.changed.into_iter().chain(changes.gone));
+    }
+
+    fn unapplied(&self) -> MutexGuard<'_, BTreeMap<String, BootTime>> {
+        self.unapplied.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A pass that began then has made the cluster what the row asks for.
+    pub fn note_applied(&self, name: &str, began: BootTime) {
+        let mut unapplied = self.unapplied();
+        if unapplied.get(name).is_some_and(|heard| *heard <= began) {
+            unapplied.remove(name);
+        }
+    }
+
+    /// How long the oldest change of a row has been waiting for a pass that deals with it.
+    #[must_use]
+    pub fn oldest_unapplied(&self) -> Duration {
+        let oldest = self.unapplied().values().min().copied();
+        oldest.map_or(Duration::ZERO, |heard| self.now().saturating_duration_since(heard))
+    }
+
+    /// Forgets which changes wait: a standby deals with none.
+    pub fn forget_unapplied(&self) {
+        self.unapplied().clear();
+    }
+
+    /// Endpoints whose last passes have all failed, at least so many in a row.
+    #[must_use]
+    pub fn stuck(&self, passes: u32) -> usize {
+        self.memories().values().filter(|memory| memory.failures >= passes).count()
     }
 
     /// What this region is asked for by a row, with what else is known now.
@@ -362,22 +423,35 @@ impl Shared {
         )
     }
 
-    /// Reads one row strongly and takes it over.
+    /// Reads one row strongly and takes it over, for one who acts upon it: its own change wakes nobody.
     ///
     /// # Errors
     /// Of the table.
     pub async fn read_row(&self, name: &str) -> Result<Option<Held>, TableError> {
-        let began = self.now();
-        let item = self.table.get(name, Consistency::Strong).await?;
-        // Without its name it is not the row that was asked for.
-        let row = item.and_then(|item| EndpointRow::parse(item).ok());
-        let changes = self.rows().take(name, row, began);
-        // The caller is looking at this one already.
+        let changes = self.take_row(name).await?;
         let changes = Changes {
             changed: changes.changed.into_iter().filter(|changed| changed != name).collect(),
             gone: changes.gone,
         };
         self.note_changes(changes);
         Ok(self.rows().get(name))
+    }
+
+    /// Reads one row strongly, takes it over and passes on what changed.
+    ///
+    /// # Errors
+    /// Of the table.
+    pub async fn refresh_row(&self, name: &str) -> Result<Option<Held>, TableError> {
+        let changes = self.take_row(name).await?;
+        self.note_changes(changes);
+        Ok(self.rows().get(name))
+    }
+
+    async fn take_row(&self, name: &str) -> Result<Changes, TableError> {
+        let began = self.now();
+        let item = self.table.get(name, Consistency::Strong).await?;
+        // Without its name it is not the row that was asked for.
+        let row = item.and_then(|item| EndpointRow::parse(item).ok());
+        Ok(self.rows().take(name, row, began))
     }
 }

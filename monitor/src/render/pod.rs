@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use gco_store::spec::{Accelerator, CapacityType, Framework, Spec};
 use k8s_openapi::api::core::v1::{
-    Capabilities, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, HTTPGetAction, Lifecycle, LifecycleHandler,
-    PersistentVolumeClaimVolumeSource, PodSecurityContext, PodSpec, PodTemplateSpec, Probe, SeccompProfile,
-    SecurityContext, SleepAction, Toleration, TopologySpreadConstraint, Volume, VolumeMount,
+    Capabilities, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, EnvVarSource, HTTPGetAction, Lifecycle,
+    LifecycleHandler, LocalObjectReference, PersistentVolumeClaimVolumeSource, PodSecurityContext, PodSpec,
+    PodTemplateSpec, Probe, SeccompProfile, SecretKeySelector, SecurityContext, SleepAction, Toleration,
+    TopologySpreadConstraint, Volume, VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
@@ -65,6 +66,9 @@ pub(super) fn template(
             ..ObjectMeta::default()
         }),
         spec: Some(PodSpec {
+            image_pull_secrets: some_list(
+                spec.image_pull_secrets.iter().map(|name| LocalObjectReference { name: name.clone() }).collect(),
+            ),
             service_account_name: Some(SERVICE_ACCOUNT.to_owned()),
             automount_service_account_token: Some(false),
             security_context: Some(PodSecurityContext {
@@ -182,9 +186,24 @@ fn environment(spec: &Spec) -> Vec<EnvVar> {
         value: (!value.is_empty()).then(|| value.to_owned()),
         value_from: None,
     };
-    let seed = spec.env.get(HASH_SEED).map_or("0", String::as_str);
+    let seed = (!spec.env_from_secret.contains_key(HASH_SEED))
+        .then(|| variable(HASH_SEED, spec.env.get(HASH_SEED).map_or("0", String::as_str)));
     let others = spec.env.iter().filter(|(name, _)| *name != HASH_SEED);
-    std::iter::once(variable(HASH_SEED, seed)).chain(others.map(|(name, value)| variable(name, value))).collect()
+    // By reference: the value goes from the Secret to the container without passing us. A missing Secret or key keeps the
+    // container from starting, and the kubelet's words name it.
+    let from_secrets = spec.env_from_secret.iter().map(|(name, secret)| EnvVar {
+        name: name.clone(),
+        value: None,
+        value_from: Some(EnvVarSource {
+            secret_key_ref: Some(SecretKeySelector {
+                name: secret.name.clone(),
+                key: secret.key.clone(),
+                optional: None,
+            }),
+            ..EnvVarSource::default()
+        }),
+    });
+    seed.into_iter().chain(others.map(|(name, value)| variable(name, value))).chain(from_secrets).collect()
 }
 
 fn probe(path: String, spec: &Spec, period_seconds: i32, failures: i32) -> Probe {

@@ -11,6 +11,8 @@
 mod canary;
 pub mod codes;
 mod conditions;
+pub mod events;
+pub mod guide;
 mod pods;
 pub mod restarts;
 mod situations;

@@ -65,12 +65,12 @@ fn every_served_fixture_renders_to_its_reference_files() {
 
 /// The one place of these tests that reads the environment.
 #[expect(clippy::disallowed_methods, reason = "a switch for people at the command line")]
-fn should_update() -> bool {
+pub(crate) fn should_update() -> bool {
     std::env::var_os("UPDATE_GOLDEN").is_some_and(|value| value == "1")
 }
 
 /// Keys in order, whatever map the JSON library was built with.
-fn sorted(value: &serde_json::Value) -> serde_json::Value {
+pub(crate) fn sorted(value: &serde_json::Value) -> serde_json::Value {
     match value {
         serde_json::Value::Object(map) => {
             let ordered: std::collections::BTreeMap<_, _> = map.iter().collect();

@@ -16,5 +16,6 @@ mod plan_convergence;
 mod regions;
 mod render;
 mod report;
+mod secrets;
 mod server;
 mod support;

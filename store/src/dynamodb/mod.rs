@@ -7,6 +7,7 @@
 mod convert;
 mod expression;
 mod failure;
+mod layout;
 mod resolve;
 mod settings;
 
@@ -14,6 +15,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
 use std::hash::BuildHasher as _;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use aws_sdk_dynamodb::Client;
@@ -24,9 +26,7 @@ use aws_sdk_dynamodb::operation::put_item::PutItemError;
 use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
 use aws_sdk_dynamodb::types::error::ConditionalCheckFailedException;
 use aws_sdk_dynamodb::types::{
-    AttributeDefinition, AttributeValue, BillingMode, ConsumedCapacity, KeySchemaElement, KeyType,
-    MultiRegionConsistency, ReturnConsumedCapacity, ReturnValue, ReturnValuesOnConditionCheckFailure,
-    ScalarAttributeType, TableDescription as SdkTableDescription, TableStatus,
+    AttributeValue, ConsumedCapacity, ReturnConsumedCapacity, ReturnValue, ReturnValuesOnConditionCheckFailure,
 };
 
 pub use settings::{DynamoDbSettings, MonotonicClock};
@@ -34,6 +34,7 @@ pub use settings::{DynamoDbSettings, MonotonicClock};
 use self::expression::Placeholders;
 use self::failure::Failure;
 use self::resolve::Fate;
+use crate::index::{ChangeRead, INDEX_NAME, Part, PartState, STATE_ATTRIBUTE, STATES, VERSION_ATTRIBUTE, entry_of};
 use crate::problem::FieldProblem;
 use crate::table::{
     CallOutcome, Consistency, ErrorCategory, FullRead, ObservedCall, Outcome, RegionHeartbeat, RegionItem, Table,
@@ -55,6 +56,8 @@ pub struct DynamoDbTable {
     client: Client,
     settings: DynamoDbSettings,
     dice: AtomicU64,
+    /// Name of the change index.
+    index: Mutex<String>,
 }
 
 /// A request that was answered.
@@ -99,7 +102,12 @@ impl DynamoDbTable {
     /// # Errors
     /// Credentials that were given for a server elsewhere.
     pub async fn connect(settings: DynamoDbSettings) -> Result<Self, TableError> {
-        Ok(Self { client: settings.client().await?, settings, dice: AtomicU64::new(0) })
+        Ok(Self {
+            client: settings.client().await?,
+            settings,
+            dice: AtomicU64::new(0),
+            index: Mutex::new(INDEX_NAME.to_owned()),
+        })
     }
 
     fn regions_table(&self) -> String {
@@ -404,52 +412,65 @@ impl DynamoDbTable {
         }
     }
 
-    async fn describe(&self, table: &str) -> Result<SdkTableDescription, TableError> {
-        const OPERATION: &str = "DescribeTable";
-        let answered = self
-            .repeat(OPERATION, &mut self.budget(), || async {
-                let output = self.client.describe_table().table_name(table).send().await?;
-                Ok::<_, SdkError<_, _>>(Answered { value: output.table, consumed_units: None })
-            })
-            .await?;
-        answered.value.ok_or_else(|| TableError::new(ErrorCategory::Table, OPERATION, "the answer describes no table"))
+    /// Entries of one state in the change index, all pages.
+    async fn changed_in(&self, state: &str, since: &str) -> Result<ChangeRead, TableError> {
+        const OPERATION: &str = "Query";
+        let index_name = self.index_name();
+        let mut read = ChangeRead::default();
+        let mut start: Option<HashMap<String, AttributeValue>> = None;
+        loop {
+            let answered = self
+                .repeat(OPERATION, &mut self.budget(), || async {
+                    let output = self
+                        .client
+                        .query()
+                        .table_name(&self.settings.table_name)
+                        .index_name(&index_name)
+                        .key_condition_expression("#state = :state AND #version >= :since")
+                        .expression_attribute_names("#state", STATE_ATTRIBUTE)
+                        .expression_attribute_names("#version", VERSION_ATTRIBUTE)
+                        .expression_attribute_values(":state", AttributeValue::S(state.to_owned()))
+                        .expression_attribute_values(":since", AttributeValue::S(since.to_owned()))
+                        .set_exclusive_start_key(start.clone())
+                        .return_consumed_capacity(ReturnConsumedCapacity::Total)
+                        .send()
+                        .await?;
+                    let consumed_units = units(output.consumed_capacity());
+                    Ok::<_, SdkError<_, _>>(Answered {
+                        value: (output.items, output.last_evaluated_key),
+                        consumed_units,
+                    })
+                })
+                .await?;
+            let (items, last) = answered.value;
+            for item in items.unwrap_or_default() {
+                // A projection of keys holds exactly what an entry is made of.
+                read.entries.extend(entry_of(&from_sdk(OPERATION, &item)?));
+            }
+            read.pages += 1;
+            if let Some(units) = answered.consumed_units {
+                read.consumed_read_units = Some(read.consumed_read_units.unwrap_or(0.0) + units);
+            }
+            match last.filter(|key| !key.is_empty()) {
+                None => return Ok(read),
+                Some(last) if start.as_ref() == Some(&last) => {
+                    let message = "the server gave the same page twice";
+                    return Err(TableError::new(ErrorCategory::Unavailable, OPERATION, message));
+                }
+                last => start = last,
+            }
+        }
     }
 
-    async fn create_table(&self, table: &str, key: &str) -> Result<(), TableError> {
-        const OPERATION: &str = "CreateTable";
-        /// A table of a local server is there at once; AWS takes some seconds.
-        const LONGEST_POLLS: u32 = 150;
-        let bad = |error: aws_sdk_dynamodb::error::BuildError| {
-            TableError::new(ErrorCategory::Invalid, OPERATION, error.to_string())
-        };
-        let schema = KeySchemaElement::builder().attribute_name(key).key_type(KeyType::Hash).build().map_err(bad)?;
-        let attribute = AttributeDefinition::builder()
-            .attribute_name(key)
-            .attribute_type(ScalarAttributeType::S)
-            .build()
-            .map_err(bad)?;
-        let created = self
-            .client
-            .create_table()
-            .table_name(table)
-            .key_schema(schema)
-            .attribute_definitions(attribute)
-            .billing_mode(BillingMode::PayPerRequest)
-            .send()
-            .await;
-        if let Err(error) = created {
-            let exists = error.as_service_error().is_some_and(|error| error.is_resource_in_use_exception());
-            if !exists {
-                return Err(failure::classify(&error).into_error(OPERATION));
-            }
+    /// Under which name the change index was found last.
+    fn index_name(&self) -> String {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn note_index(&self, name: Option<String>) {
+        if let Some(name) = name {
+            *self.index.lock().unwrap_or_else(PoisonError::into_inner) = name;
         }
-        for _ in 0..LONGEST_POLLS {
-            if self.describe(table).await?.table_status == Some(TableStatus::Active) {
-                return Ok(());
-            }
-            tokio::time::sleep(Duration::from_millis(200)).await;
-        }
-        Err(TableError::new(ErrorCategory::Table, OPERATION, format!("{table} did not become active")))
     }
 }
 
@@ -468,7 +489,9 @@ impl Table for DynamoDbTable {
     }
 
     async fn check(&self) -> Result<TableDescription, TableError> {
-        judge(&self.settings.table_name, &self.describe(&self.settings.table_name).await?)
+        let description = self.describe(&self.settings.table_name).await?;
+        self.note_index(layout::change_index(&description).1);
+        layout::judge(&self.settings.table_name, &description)
     }
 
     async fn write_heartbeat(&self, heartbeat: &RegionHeartbeat, time_out: Duration) -> Result<RegionItem, TableError> {
@@ -503,38 +526,27 @@ impl Table for DynamoDbTable {
         Ok(named.collect())
     }
 
-    async fn create_tables(&self) -> Result<(), TableError> {
-        self.create_table(&self.settings.table_name, KEY).await?;
-        self.create_table(&self.regions_table(), RegionHeartbeat::KEY).await
+    async fn changed_since(&self, since: &str) -> Result<ChangeRead, TableError> {
+        let [first, second, third, fourth] = STATES.map(|state| self.changed_in(state, since));
+        let (first, second, third, fourth) = tokio::try_join!(first, second, third, fourth)?;
+        let mut read = ChangeRead::default();
+        for part in [first, second, third, fourth] {
+            read.entries.extend(part.entries);
+            read.pages += part.pages;
+            if let Some(units) = part.consumed_read_units {
+                read.consumed_read_units = Some(read.consumed_read_units.unwrap_or(0.0) + units);
+            }
+        }
+        Ok(read)
     }
-}
 
-/// Whether a table may be used.
-fn judge(name: &str, description: &SdkTableDescription) -> Result<TableDescription, TableError> {
-    let refuse = |message: String| Err(TableError::new(ErrorCategory::Table, "DescribeTable", message));
-    let right_key = matches!(
-        description.key_schema(),
-        [only] if only.attribute_name() == KEY && *only.key_type() == KeyType::Hash
-    );
-    let right_type = description
-        .attribute_definitions()
-        .iter()
-        .any(|attribute| attribute.attribute_name() == KEY && *attribute.attribute_type() == ScalarAttributeType::S);
-    if !right_key || !right_type {
-        return refuse(format!("table {name} must have the one key {KEY} of type S"));
+    async fn inspect(&self, part: Part) -> Result<PartState, TableError> {
+        self.inspect_part(part).await
     }
-    let replicas: Vec<String> =
-        description.replicas().iter().filter_map(|replica| replica.region_name().map(str::to_owned)).collect();
-    let consistency = description.multi_region_consistency();
-    if !description.replicas().is_empty() && consistency != Some(&MultiRegionConsistency::Strong) {
-        return refuse(format!(
-            "table {name} is an eventually consistent global table ({}): conditions there hold in one region only, so that \
-             monitors would overwrite each other. Use a table of one region, or one with strong multi-region consistency",
-            replicas.join(", ")
-        ));
+
+    async fn create(&self, part: Part) -> Result<(), TableError> {
+        self.create_part(part).await
     }
-    let multi_region_consistency = consistency.map(|consistency| consistency.as_str().to_owned());
-    Ok(TableDescription { replicas, multi_region_consistency })
 }
 
 /// Refuses what DynamoDB would refuse anyway, before it is sent.

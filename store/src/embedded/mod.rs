@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use rusqlite::{Connection, OptionalExtension as _, TransactionBehavior, params};
 
+use crate::index::{ChangeRead, INDEX_NAME, IndexEntry, Part, PartState, STATES};
 use crate::problem::FieldProblem;
 use crate::table::{
     Consistency, ErrorCategory, FullRead, Outcome, RegionHeartbeat, RegionItem, Table, TableDescription, TableError,
@@ -178,11 +179,9 @@ impl Table for EmbeddedTable {
     async fn check(&self) -> Result<TableDescription, TableError> {
         const OPERATION: &str = "DescribeTable";
         self.run(OPERATION, |connection| {
-            let select = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name IN ('endpoints', 'regions')";
-            let tables: i64 =
-                connection.query_row(select, [], |row| row.get(0)).map_err(|error| failed(OPERATION, &error))?;
-            if tables == 2 {
-                return Ok(TableDescription { replicas: Vec::new(), multi_region_consistency: None });
+            if has(OPERATION, connection, Part::Endpoints)? && has(OPERATION, connection, Part::Regions)? {
+                let change_index = part_state(has(OPERATION, connection, Part::ChangeIndex)?);
+                return Ok(TableDescription { replicas: Vec::new(), multi_region_consistency: None, change_index });
             }
             Err(TableError::new(ErrorCategory::Table, OPERATION, "the file holds no endpoint table"))
         })
@@ -222,15 +221,76 @@ impl Table for EmbeddedTable {
         Ok(items.iter().map(|(region, item)| (region.clone(), RegionItem::parse(item))).collect())
     }
 
-    async fn create_tables(&self) -> Result<(), TableError> {
-        const OPERATION: &str = "CreateTable";
-        self.run(OPERATION, |connection| {
-            let create = "CREATE TABLE IF NOT EXISTS endpoints (key TEXT PRIMARY KEY, item TEXT NOT NULL) STRICT;
-                          CREATE TABLE IF NOT EXISTS regions (key TEXT PRIMARY KEY, item TEXT NOT NULL) STRICT;";
-            connection.execute_batch(create).map_err(|error| failed(OPERATION, &error))
+    async fn changed_since(&self, since: &str) -> Result<ChangeRead, TableError> {
+        const OPERATION: &str = "Query";
+        let since = since.to_owned();
+        self.run(OPERATION, move |connection| {
+            // SQLite would search the whole table instead; a server would refuse.
+            if !has(OPERATION, connection, Part::ChangeIndex)? {
+                return Err(TableError::new(ErrorCategory::Invalid, OPERATION, "the table has no change index"));
+            }
+            let failed = |error: rusqlite::Error| failed(OPERATION, &error);
+            let mut statement = connection.prepare_cached(SELECT_CHANGED).map_err(failed)?;
+            let mut read = ChangeRead::default();
+            for state in STATES {
+                let entry = |row: &rusqlite::Row<'_>| Ok(IndexEntry { name: row.get(0)?, updated_at: row.get(1)? });
+                let rows = statement.query_map(params![state, since], entry).map_err(failed)?;
+                for row in rows {
+                    read.entries.push(row.map_err(failed)?);
+                }
+                read.pages += 1;
+            }
+            Ok(read)
         })
         .await
     }
+
+    async fn inspect(&self, part: Part) -> Result<PartState, TableError> {
+        const OPERATION: &str = "DescribeTable";
+        self.run(OPERATION, move |connection| Ok(part_state(has(OPERATION, connection, part)?))).await
+    }
+
+    async fn create(&self, part: Part) -> Result<(), TableError> {
+        const OPERATION: &str = "CreateTable";
+        let create = match part {
+            Part::Endpoints => {
+                "CREATE TABLE IF NOT EXISTS endpoints (key TEXT PRIMARY KEY, item TEXT NOT NULL) STRICT".to_owned()
+            }
+            Part::Regions => {
+                "CREATE TABLE IF NOT EXISTS regions (key TEXT PRIMARY KEY, item TEXT NOT NULL) STRICT".to_owned()
+            }
+            Part::ChangeIndex => format!(
+                "CREATE INDEX IF NOT EXISTS \"{INDEX_NAME}\" ON endpoints (json_extract(item, '$.desired_state.S'), \
+                 json_extract(item, '$.updated_at.S'))"
+            ),
+        };
+        self.run(OPERATION, move |connection| {
+            connection.execute_batch(&create).map_err(|error| failed(OPERATION, &error))
+        })
+        .await
+    }
+}
+
+/// The index's expressions, word for word: otherwise SQLite does not use it.
+const SELECT_CHANGED: &str = "SELECT key, json_extract(item, '$.updated_at.S') FROM endpoints \
+     WHERE json_extract(item, '$.desired_state.S') = ?1 AND json_extract(item, '$.updated_at.S') >= ?2";
+
+/// Whether the file holds a part.
+fn has(operation: &'static str, connection: &Connection, part: Part) -> Result<bool, TableError> {
+    let (kind, name) = match part {
+        Part::Endpoints => ("table", "endpoints"),
+        Part::Regions => ("table", "regions"),
+        Part::ChangeIndex => ("index", INDEX_NAME),
+    };
+    let select = "SELECT count(*) FROM sqlite_master WHERE type = ?1 AND name = ?2";
+    let count: i64 = connection
+        .query_row(select, params![kind, name], |row| row.get(0))
+        .map_err(|error| failed(operation, &error))?;
+    Ok(count > 0)
+}
+
+fn part_state(is_there: bool) -> PartState {
+    if is_there { PartState::Ready } else { PartState::Missing }
 }
 
 /// A transaction that owns the write lock from its start: what it reads cannot change before it writes.

@@ -1,5 +1,7 @@
 //! The validator: reads every field of a spec and collects every problem.
 
+mod secrets;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::quantity::Quantity;
@@ -20,7 +22,7 @@ const LARGEST_ENVIRONMENT_BYTES: usize = 128 * 1024;
 /// Kinds of autoscaling metrics, contract A.4.1.
 const METRIC_TYPES: [&str; 4] = ["cpu", "memory", "gpu", "gpu_memory"];
 /// Keys of a spec that have a meaning here.
-const KNOWN_KEYS: [&str; 23] = [
+const KNOWN_KEYS: [&str; 25] = [
     "image",
     "region_image_uris",
     "port",
@@ -31,6 +33,8 @@ const KNOWN_KEYS: [&str; 23] = [
     "model_path",
     "model_source",
     "env",
+    "env_from_secret",
+    "image_pull_secrets",
     "resources",
     "command",
     "args",
@@ -85,6 +89,7 @@ fn read_spec(root: &mut Fields<'_>, is_map: bool) -> Spec {
     }
     let gpu_count = root.integer("gpu_count", 0, 64).unwrap_or(1);
     let accelerator = read_accelerator(root);
+    let env = read_environment(root);
     let spec = Spec {
         image: image.unwrap_or_default(),
         region_image_uris: read_region_images(root),
@@ -95,7 +100,9 @@ fn read_spec(root: &mut Fields<'_>, is_map: bool) -> Spec {
         health_check_path: read_health_check_path(root),
         model_path,
         model_source: read_model_source(root),
-        env: read_environment(root),
+        env_from_secret: secrets::environment(root, &env),
+        image_pull_secrets: secrets::pull_secrets(root),
+        env,
         resources: read_resources(root, accelerator, gpu_count),
         command: root.texts("command").filter(|command| !command.is_empty()),
         args: root.texts("args").unwrap_or_default(),
@@ -177,8 +184,7 @@ fn read_environment(root: &mut Fields<'_>) -> BTreeMap<String, String> {
         let mut environment = BTreeMap::new();
         let mut bytes = 0;
         for (name, value) in fields.map {
-            // Kubernetes since 1.34: every printable ASCII character but the equals sign.
-            if name.is_empty() || !name.bytes().all(|byte| (b' '..=b'~').contains(&byte) && byte != b'=') {
+            if !is_variable_name(name) {
                 fields.problem(name, "is no name of an environment variable: printable ASCII without = is");
                 continue;
             }
@@ -205,6 +211,11 @@ fn read_environment(root: &mut Fields<'_>) -> BTreeMap<String, String> {
         environment
     };
     root.nested("env", read).unwrap_or_default()
+}
+
+/// Kubernetes since 1.34: every printable ASCII character but the equals sign.
+fn is_variable_name(name: &str) -> bool {
+    !name.is_empty() && name.bytes().all(|byte| (b' '..=b'~').contains(&byte) && byte != b'=')
 }
 
 fn read_resources(root: &mut Fields<'_>, accelerator: Accelerator, gpu_count: u32) -> Resources {

@@ -76,6 +76,8 @@ impl Spec {
             model_path,
             model_source,
             env,
+            env_from_secret,
+            image_pull_secrets,
             resources,
             command,
             args,
@@ -99,6 +101,9 @@ impl Spec {
         let synchronised = model_source.as_deref().filter(|source| source.starts_with("s3://"));
         encoding.text("model_source", synchronised.unwrap_or_default(), "");
         encoding.texts("env", env.iter().flat_map(|(name, value)| [name, value]));
+        let references = env_from_secret.iter().flat_map(|(name, secret)| [name, &secret.name, &secret.key]);
+        encoding.texts("env_from_secret", references);
+        encoding.texts("image_pull_secrets", image_pull_secrets);
         encoding.texts("requests", resources.requests.iter().flat_map(quantity_entry));
         encoding.texts("limits", resources.limits.iter().flat_map(quantity_entry));
         encoding.texts("command", command.iter().flatten());

@@ -25,7 +25,8 @@ fn is_name(text: &str) -> bool {
     bytes.len() <= LONGEST_NAME && end(bytes.first()) && end(bytes.last()) && bytes.iter().all(|byte| inner(*byte))
 }
 
-fn is_subdomain(text: &str) -> bool {
+/// Whether `text` is a DNS subdomain, as names of most objects are.
+pub(super) fn is_subdomain(text: &str) -> bool {
     let label = |label: &str| {
         let end = |byte: Option<&u8>| byte.is_some_and(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
         let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';

@@ -21,6 +21,15 @@ pub struct Resources {
     pub limits: BTreeMap<String, String>,
 }
 
+/// A key of a Secret's data.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SecretKey {
+    /// Name of the Secret, in the endpoints' namespace.
+    pub name: String,
+    /// Key in its data.
+    pub key: String,
+}
+
 /// Which accelerator a pod asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Accelerator {
@@ -96,6 +105,11 @@ pub struct Spec {
     pub model_source: Option<String>,
     /// Environment of the model container, sorted by name.
     pub env: BTreeMap<String, String>,
+    /// Variables of the model container whose values Kubernetes takes from Secrets, sorted by name; none is in `env`, too.
+    /// Ours. Nothing of ours reads the values.
+    pub env_from_secret: BTreeMap<String, SecretKey>,
+    /// Secrets with the registries' credentials, in the endpoints' namespace. Ours.
+    pub image_pull_secrets: Vec<String>,
     /// Resource overrides.
     pub resources: Resources,
     /// Replaces the image's entry point.

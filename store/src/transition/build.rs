@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 
+use super::previous;
 use super::{
     Change, Condition, CreateRequest, NAMESPACE, Operation, OperationError, Path, StatusAuthority, Transition, Write,
 };
@@ -240,7 +241,9 @@ pub fn update_spec(row: &EndpointRow, spec: Value, now: Timestamp) -> Result<Tra
         return Err(OperationError::Invalid(problems));
     }
     let conditions = vec![lifecycle_is(lifecycle), live(), unchanged_since(base)];
-    let changes = vec![Change::Set(Path::of(["spec"]), spec)];
+    let mut changes = vec![Change::Set(Path::of(["spec"]), spec.clone())];
+    // Ours: what `undo` brings back. The condition on the version makes it exactly the spec that is replaced.
+    changes.extend(previous::change(row, &spec, now));
     Ok(update(row, Operation::UpdateSpec, conditions, changes, base, now))
 }
 

@@ -5,6 +5,7 @@
 mod build;
 mod control;
 mod evaluate;
+mod previous;
 
 use std::fmt;
 
@@ -17,6 +18,7 @@ pub use build::{
     update_target_regions, write_region_status,
 };
 pub use control::declare_absent;
+pub use previous::{PREVIOUS_SPEC, undone};
 
 /// The only namespace that endpoints are served in (D-51): the monitors' roles exist nowhere else.
 pub const NAMESPACE: &str = "gco-inference";

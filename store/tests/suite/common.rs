@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use gco_store::index::{ChangeRead, Part, PartState, entry_of};
 use gco_store::row::EndpointRow;
 use gco_store::table::{
     Consistency, ErrorCategory, FullRead, Outcome, RegionHeartbeat, RegionItem, Table, TableDescription, TableError,
@@ -164,7 +165,7 @@ impl Table for MemoryTable {
     }
 
     async fn check(&self) -> Result<TableDescription, TableError> {
-        Ok(TableDescription { replicas: Vec::new(), multi_region_consistency: None })
+        Ok(TableDescription { replicas: Vec::new(), multi_region_consistency: None, change_index: PartState::Ready })
     }
 
     async fn write_heartbeat(&self, _: &RegionHeartbeat, _: Duration) -> Result<RegionItem, TableError> {
@@ -187,7 +188,20 @@ impl Table for MemoryTable {
         Err(TableError::new(ErrorCategory::Table, "Scan", "no second table"))
     }
 
-    async fn create_tables(&self) -> Result<(), TableError> {
-        Ok(())
+    async fn changed_since(&self, since: &str) -> Result<ChangeRead, TableError> {
+        let rows = self.rows.lock().expect("unpoisoned");
+        let entries = rows.values().filter_map(entry_of).filter(|entry| entry.updated_at.as_str() >= since).collect();
+        Ok(ChangeRead { entries, pages: 1, consumed_read_units: None })
+    }
+
+    async fn inspect(&self, part: Part) -> Result<PartState, TableError> {
+        Ok(if part == Part::Regions { PartState::Missing } else { PartState::Ready })
+    }
+
+    async fn create(&self, part: Part) -> Result<(), TableError> {
+        match part {
+            Part::Regions => Err(TableError::new(ErrorCategory::Table, "CreateTable", "no second table")),
+            Part::Endpoints | Part::ChangeIndex => Ok(()),
+        }
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::common::{item, now, request, row, tokens};
 use gco_store::dynamodb::{DynamoDbSettings, DynamoDbTable};
+use gco_store::index::{Part, PartState};
 use gco_store::row::EndpointRow;
 use gco_store::status::{RegionEntry, State};
 use gco_store::table::{
@@ -545,6 +546,85 @@ async fn tables_are_created_once_and_waited_for() {
     assert_eq!(bench.seen(), ["createtable", "describetable", "describetable", "createtable", "describetable"]);
     assert_eq!(bench.body(0)["BillingMode"], "PAY_PER_REQUEST");
     assert_eq!(bench.body(3)["TableName"], "endpoints-regions");
+}
+
+/// A description with one index.
+fn indexed(name: &str, keys: [&str; 2], changes: Json) -> Json {
+    let mut index = json!({
+        "IndexName": name,
+        "KeySchema": [{"AttributeName": keys[0], "KeyType": "HASH"}, {"AttributeName": keys[1], "KeyType": "RANGE"}],
+        "IndexStatus": "ACTIVE",
+    });
+    index.as_object_mut().expect("a map").extend(changes.as_object().expect("a map").clone());
+    let definitions = ["endpoint_name", "desired_state", "updated_at"]
+        .map(|name| json!({"AttributeName": name, "AttributeType": "S"}));
+    json!({"AttributeDefinitions": definitions, "GlobalSecondaryIndexes": [index]})
+}
+
+#[tokio::test]
+async fn the_change_index_is_told_by_its_keys_and_used_under_its_name() {
+    let keys = ["desired_state", "updated_at"];
+    for (description_of, wanted) in [
+        (json!({}), "Missing"),
+        (indexed("theirs", keys, json!({})), "Ready"),
+        (indexed("theirs", keys, json!({"IndexStatus": "CREATING", "Backfilling": true})), "Making"),
+        (indexed("theirs", keys, json!({"Backfilling": true})), "Making"),
+        (indexed("theirs", ["updated_at", "desired_state"], json!({})), "Missing"),
+        (indexed("change-index", ["desired_state", "created_at"], json!({})), "Unusable"),
+        (indexed("change-index", keys, json!({"IndexStatus": "DELETING"})), "Unusable"),
+    ] {
+        let bench = Bench::of(vec![description(description_of.clone()), description(description_of)]).await;
+        let state = bench.table.check().await.expect("usable").change_index;
+        assert!(format!("{state:?}").starts_with(wanted), "{state:?}, not {wanted}");
+        assert_eq!(bench.table.inspect(Part::ChangeIndex).await, Ok(state));
+    }
+    let entry = json!({"endpoint_name": {"S": "chat"}, "desired_state": {"S": "running"}, "updated_at": {"S": "2026"}});
+    let told = |entries: Json, last: Json| ok(json!({"Items": entries, "LastEvaluatedKey": last}));
+    let mut script = vec![description(indexed("theirs", keys, json!({})))];
+    script.extend((0..5).map(|number| match number {
+        0 => told(json!([entry]), entry.clone()),
+        _ => told(json!([]), json!({})),
+    }));
+    let bench = Bench::of(script).await;
+    bench.table.check().await.expect("usable");
+    let read = bench.table.changed_since("2025").await.expect("told");
+    assert_eq!((read.entries.len(), read.pages), (1, 5));
+    let mut states = Vec::new();
+    for number in 1..=5 {
+        let body = bench.body(number);
+        assert_eq!(body["IndexName"], "theirs");
+        assert_eq!(body["ExpressionAttributeValues"][":since"], json!({"S": "2025"}));
+        states.push(body["ExpressionAttributeValues"][":state"]["S"].as_str().expect("a state").to_owned());
+    }
+    states.sort();
+    states.dedup();
+    assert_eq!(states, ["deleted", "deploying", "running", "stopped"]);
+}
+
+#[tokio::test]
+async fn parts_are_looked_at_and_an_index_is_made_only_where_there_is_none() {
+    let absent = Bench::of(vec![error("ResourceNotFoundException"), error("ResourceNotFoundException")]).await;
+    for part in [Part::Endpoints, Part::ChangeIndex] {
+        assert_eq!(absent.table.inspect(part).await, Ok(PartState::Missing));
+    }
+    let regions = Bench::of(vec![description(json!({}))]).await;
+    let state = regions.table.inspect(Part::Regions).await.expect("told");
+    assert!(matches!(&state, PartState::Unusable(why) if why.contains("the one key region")), "{state:?}");
+    let bench = Bench::of(vec![
+        description(json!({"ProvisionedThroughput": {"ReadCapacityUnits": 7, "WriteCapacityUnits": 8}})),
+        ok(json!({})),
+        description(indexed("change-index", ["desired_state", "updated_at"], json!({"IndexStatus": "CREATING"}))),
+    ])
+    .await;
+    bench.table.create(Part::ChangeIndex).await.expect("made");
+    let made = bench.body(1)["GlobalSecondaryIndexUpdates"][0]["Create"].clone();
+    assert_eq!(
+        (&made["IndexName"], &made["Projection"]),
+        (&json!("change-index"), &json!({"ProjectionType": "KEYS_ONLY"}))
+    );
+    assert_eq!(made["ProvisionedThroughput"], json!({"ReadCapacityUnits": 7, "WriteCapacityUnits": 8}));
+    bench.table.create(Part::ChangeIndex).await.expect("twice is once");
+    assert_eq!(bench.seen(), ["describetable", "updatetable", "describetable"]);
 }
 
 #[tokio::test]

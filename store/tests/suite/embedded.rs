@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::common::{all_rows, item, now, request, tokens};
 use gco_store::embedded::EmbeddedTable;
+use gco_store::index::{IndexEntry, Part, PartState, entry_of};
 use gco_store::row::{DesiredState, EndpointRow};
 use gco_store::table::{Consistency, ErrorCategory, Outcome, RegionHeartbeat, RegionItem, Table};
 use gco_store::transition::{self, Condition, Operation, Path as Place, Transition, Write};
@@ -96,6 +97,35 @@ async fn a_file_without_tables_or_of_another_kind_is_not_used() {
     assert_eq!(EmbeddedTable::open(&other).expect_err("no table").category, ErrorCategory::Table);
     let nowhere = EmbeddedTable::open(&folder.path().join("no/such/folder")).expect_err("no folder");
     assert_eq!(nowhere.category, ErrorCategory::Forbidden);
+}
+
+#[tokio::test]
+async fn the_change_index_tells_versions_from_the_lower_bound_on_and_is_refused_where_it_was_not_made() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let table = table(folder.path()).await;
+    assert_eq!(table.check().await.expect("a table").change_index, PartState::Missing);
+    assert_eq!(table.changed_since("2").await.expect_err("no index").category, ErrorCategory::Invalid);
+    // Rows that were there before the index are in it, too.
+    let rows: Vec<Item> =
+        all_rows().into_iter().filter(|(name, _)| name.starts_with("rows/")).map(|row| row.1).collect();
+    for row in &rows {
+        table.execute(&put(row)).await.expect("written");
+    }
+    for part in Part::ALL {
+        table.create(part).await.expect("made");
+        table.create(part).await.expect("twice is once");
+        assert_eq!(table.inspect(part).await, Ok(PartState::Ready));
+    }
+    assert_eq!(table.check().await.expect("a table").change_index, PartState::Ready);
+    let mut all: Vec<IndexEntry> = rows.iter().filter_map(entry_of).collect();
+    all.sort_by(|one, other| one.updated_at.cmp(&other.updated_at).then(one.name.cmp(&other.name)));
+    assert!(all.len() > 10 && all.first() < all.last());
+    for since in ["", all[all.len() / 2].updated_at.as_str(), "9"] {
+        let mut told = table.changed_since(since).await.expect("told").entries;
+        told.sort_by(|one, other| one.updated_at.cmp(&other.updated_at).then(one.name.cmp(&other.name)));
+        let wanted: Vec<IndexEntry> = all.iter().filter(|entry| entry.updated_at.as_str() >= since).cloned().collect();
+        assert_eq!(told, wanted, "since {since:?}");
+    }
 }
 
 #[tokio::test]

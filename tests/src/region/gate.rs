@@ -26,7 +26,11 @@ impl Class {
     #[must_use]
     pub fn counts(self, request: &RequestFacts) -> bool {
         let by_the_clock = match &request.kubernetes {
-            Some(kubernetes) => kubernetes.resource == "leases" || kubernetes.dry_run || request.is_watch(),
+            // Events are written beside the work, whenever there is time.
+            Some(kubernetes) => {
+                let aside = ["leases", "events"].contains(&kubernetes.resource.as_str());
+                aside || kubernetes.dry_run || request.is_watch()
+            }
             None => match &request.dynamodb_operation {
                 Some(_) => is_of_the_second_table(request),
                 None => true,

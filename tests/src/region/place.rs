@@ -231,13 +231,14 @@ impl Region {
         self.audit()?.requests_where(mark, |event| event.namespace == self.namespace && wanted(event))
     }
 
-    /// Writes of this region's monitors to objects (not to the Lease) from a mark on.
+    /// Writes of this region's monitors to objects (not to the Lease, and not Events) from a mark on.
     ///
     /// # Errors
     /// When the log cannot be read.
     pub fn monitor_writes_since(&self, mark: AuditMark) -> anyhow::Result<Vec<AuditEvent>> {
         let user = self.monitor_user();
-        self.requests_since(mark, |event| event.user == user && event.is_write() && event.resource != "leases")
+        let aside = |event: &AuditEvent| ["leases", "events"].contains(&event.resource.as_str());
+        self.requests_since(mark, |event| event.user == user && event.is_write() && !aside(event))
     }
 
     /// Waits until `look` at the whole namespace gives a value.

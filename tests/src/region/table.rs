@@ -3,22 +3,29 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context as _;
 pub use gco_bed::table_server::Kind as TableKind;
 use gco_bed::table_server::TableServer;
+use gco_bed::wait;
 use gco_runtime::clock::{Clock as _, SystemClock};
 use gco_runtime::random::{Randomness as _, SystemRandomness};
 use gco_store::dynamodb::{DynamoDbSettings, DynamoDbTable};
 use gco_store::embedded::EmbeddedTable;
+use gco_store::index::{Part, PartState};
 use gco_store::table::Table;
 use tokio::sync::OnceCell;
+
+/// How long a server may take to make an index of an empty table.
+const INDEX_BOUND: Duration = Duration::from_secs(60);
 
 /// The region that a monitor looks for a table server's tables in.
 const TABLE_REGION: &str = "us-east-2";
 
 static MINISTACK: OnceCell<TableServer> = OnceCell::const_new();
 static DYNALITE: OnceCell<TableServer> = OnceCell::const_new();
+static MOTO: OnceCell<TableServer> = OnceCell::const_new();
 
 /// Both tables of a region, made and empty. Clones are the same tables.
 #[derive(Clone, Debug)]
@@ -54,6 +61,7 @@ impl TestTable {
         let cell = match kind {
             TableKind::Ministack => &MINISTACK,
             TableKind::Dynalite => &DYNALITE,
+            TableKind::Moto => &MOTO,
         };
         let address = cell.get_or_try_init(|| TableServer::start(kind)).await?.address();
         let name = format!("endpoints-{}", &SystemRandomness.token()[..8]);
@@ -65,6 +73,22 @@ impl TestTable {
         let store = DynamoDbTable::connect(settings).await?;
         store.create_tables().await?;
         Ok(Self { store: Arc::new(store), place: Place::Server { address, name } })
+    }
+
+    /// The same tables with a change index that can be used.
+    ///
+    /// # Errors
+    /// When the server makes none.
+    pub async fn with_change_index(self) -> anyhow::Result<Self> {
+        self.store.create(Part::ChangeIndex).await?;
+        wait::until("the change index to be ready", INDEX_BOUND, || async {
+            match self.store.inspect(Part::ChangeIndex).await {
+                Ok(PartState::Ready) => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        })
+        .await?;
+        Ok(self)
     }
 
     /// The suite's own access, past any proxy.

@@ -1,4 +1,4 @@
-//! The backends under test: the embedded table, and the real client on both table servers.
+//! The backends under test: the embedded table, and the real client on every table server.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ const REGION: &str = "us-east-1";
 /// A table to execute transitions on.
 #[derive(Clone, Debug)]
 pub struct Backend {
-    /// `embedded`, `ministack` or `dynalite`.
+    /// `embedded`, `ministack`, `dynalite` or `moto`.
     pub name: &'static str,
     /// The table.
     pub table: Arc<dyn Table>,
@@ -36,28 +36,39 @@ impl Times {
     pub const PATIENT: Self = Self { call: Duration::from_secs(15), total: Duration::from_secs(60) };
 }
 
-/// Both table servers, and a folder for embedded tables.
+/// Every table server, and a folder for embedded tables.
 #[derive(Debug)]
 pub struct Servers {
     /// ministack.
     pub ministack: TableServer,
     /// dynalite.
     pub dynalite: TableServer,
+    /// moto, with one thread.
+    pub moto: TableServer,
     folder: tempfile::TempDir,
 }
 
 impl Servers {
-    /// Starts both servers.
+    /// Starts all servers.
     ///
     /// # Errors
     /// A server that cannot be installed or started.
     pub async fn start() -> anyhow::Result<Self> {
-        let (ministack, dynalite) =
-            tokio::try_join!(TableServer::start(Kind::Ministack), TableServer::start(Kind::Dynalite))?;
-        Ok(Self { ministack, dynalite, folder: tempfile::tempdir()? })
+        let (ministack, dynalite, moto) = tokio::try_join!(
+            TableServer::start(Kind::Ministack),
+            TableServer::start(Kind::Dynalite),
+            TableServer::start(Kind::Moto)
+        )?;
+        Ok(Self { ministack, dynalite, moto, folder: tempfile::tempdir()? })
     }
 
-    /// Both servers by name.
+    /// Every server by name.
+    #[must_use]
+    pub fn all(&self) -> [(&'static str, &TableServer); 3] {
+        [("ministack", &self.ministack), ("dynalite", &self.dynalite), ("moto", &self.moto)]
+    }
+
+    /// The two servers that answer several requests at once, by name.
     #[must_use]
     pub fn both(&self) -> [(&'static str, &TableServer); 2] {
         [("ministack", &self.ministack), ("dynalite", &self.dynalite)]
@@ -76,7 +87,7 @@ impl Servers {
     pub async fn fresh_tables(&self, name: &str) -> anyhow::Result<Vec<Backend>> {
         let embedded = EmbeddedTable::open(&self.embedded_file(name))?;
         let mut backends = vec![Backend { name: "embedded", table: Arc::new(embedded) }];
-        for (server_name, server) in self.both() {
+        for (server_name, server) in self.all() {
             let table = Arc::new(connect(&server.url(), name, Times::PATIENT).await?);
             backends.push(Backend { name: server_name, table });
         }

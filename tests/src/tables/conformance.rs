@@ -47,10 +47,18 @@ pub enum Capability {
     Pages,
     /// A condition and its write are one step: of ten at once, one wins.
     OneWinner,
+    /// A table can be made with a secondary index, which a query reads from a lower bound of its sort key on.
+    IndexQuery,
+    /// An index can be added to a table that holds rows, and holds them then.
+    IndexAdded,
+    /// An index holds no row that lacks one of its keys.
+    SparseIndex,
+    /// An index refuses a strong read.
+    IndexIsEventual,
 }
 
 /// Every capability.
-pub const ALL: [Capability; 18] = [
+pub const ALL: [Capability; 22] = [
     Capability::RefusalShowsTheRow,
     Capability::Transactions,
     Capability::Replicas,
@@ -69,6 +77,10 @@ pub const ALL: [Capability; 18] = [
     Capability::ReservedWordRefused,
     Capability::Pages,
     Capability::OneWinner,
+    Capability::IndexQuery,
+    Capability::IndexAdded,
+    Capability::SparseIndex,
+    Capability::IndexIsEventual,
 ];
 
 /// A table of a server to probe.
@@ -162,6 +174,10 @@ impl Probe {
             Capability::ReservedWordRefused => self.refuses_update("SET region = :value").await?,
             Capability::Pages => self.pages().await?,
             Capability::OneWinner => self.one_winner().await?,
+            Capability::IndexQuery => self.indexed(true).await?.query("1", false).await? == ["both"],
+            Capability::IndexAdded => self.indexed(false).await?.query("1", false).await? == ["both"],
+            Capability::SparseIndex => self.indexed(true).await?.query("0", false).await? == ["both", "early"],
+            Capability::IndexIsEventual => self.indexed(true).await?.query("0", true).await?.is_empty(),
         })
     }
 
@@ -228,6 +244,61 @@ impl Probe {
         // Whether it was refused or not, the description says what came of it.
         self.call("UpdateTable", body).await?;
         self.describe().await
+    }
+
+    /// Another table with three rows and an index, made with the table or added to it.
+    async fn indexed(&self, at_once: bool) -> anyhow::Result<Self> {
+        let indexed = Self { client: self.client.clone(), table: format!("{}-indexed", self.table) };
+        let definitions = |names: &[&str]| -> Json {
+            names.iter().map(|name| json!({"AttributeName": name, "AttributeType": "S"})).collect()
+        };
+        let index = json!({
+            "IndexName": "index",
+            "KeySchema": [{"AttributeName": "state", "KeyType": "HASH"}, {"AttributeName": "version", "KeyType": "RANGE"}],
+            "Projection": {"ProjectionType": "KEYS_ONLY"},
+        });
+        let mut table = json!({
+            "AttributeDefinitions": definitions(&[KEY]),
+            "KeySchema": [{"AttributeName": KEY, "KeyType": "HASH"}],
+            "BillingMode": "PAY_PER_REQUEST",
+        });
+        let all = definitions(&[KEY, "state", "version"]);
+        if at_once {
+            table["AttributeDefinitions"] = all.clone();
+            table["GlobalSecondaryIndexes"] = json!([index]);
+        }
+        let created = indexed.call("CreateTable", table).await?;
+        ensure!(created.succeeded(), "CreateTable: {created:?}");
+        for (name, more) in [
+            ("both", json!({"state": {"S": "on"}, "version": {"S": "2"}})),
+            ("early", json!({"state": {"S": "on"}, "version": {"S": "0"}})),
+            ("versionless", json!({"state": {"S": "on"}})),
+        ] {
+            ensure!(indexed.put(item(name, more)).await?.succeeded(), "PutItem {name}");
+        }
+        if !at_once {
+            let update = json!({"AttributeDefinitions": all, "GlobalSecondaryIndexUpdates": [{"Create": index}]});
+            // Whether it was refused or not, the query says what came of it.
+            indexed.call("UpdateTable", update).await?;
+        }
+        Ok(indexed)
+    }
+
+    /// Names that the index shows from a version on, sorted; none when it refuses.
+    async fn query(&self, from: &str, strong: bool) -> anyhow::Result<Vec<String>> {
+        let body = json!({
+            "IndexName": "index",
+            "ConsistentRead": strong,
+            "KeyConditionExpression": "#s = :s AND #v >= :v",
+            "ExpressionAttributeNames": {"#s": "state", "#v": "version"},
+            "ExpressionAttributeValues": {":s": {"S": "on"}, ":v": {"S": from}},
+        });
+        let answer = self.call("Query", body).await?;
+        let items = answer.body.get("Items").and_then(Json::as_array).cloned().unwrap_or_default();
+        let name = |item: &Json| item.pointer(&format!("/{KEY}/S")).and_then(Json::as_str).map(str::to_owned);
+        let mut names: Vec<String> = items.iter().filter_map(name).collect();
+        names.sort();
+        Ok(names)
     }
 
     async fn pages(&self) -> anyhow::Result<bool> {

@@ -46,6 +46,7 @@ enum Command {
 enum Tables {
     Ministack,
     Dynalite,
+    Moto,
 }
 
 impl From<Tables> for Kind {
@@ -53,6 +54,7 @@ impl From<Tables> for Kind {
         match tables {
             Tables::Ministack => Self::Ministack,
             Tables::Dynalite => Self::Dynalite,
+            Tables::Moto => Self::Moto,
         }
     }
 }
@@ -80,7 +82,7 @@ async fn prepare() -> anyhow::Result<()> {
         println!("{}", program.display());
     }
     let cache = Cache::from_environment(&Environment::process())?;
-    for kind in [Kind::Ministack, Kind::Dynalite] {
+    for kind in Kind::ALL {
         println!("{}", kind.prepare(&cache).await?.display());
     }
     Ok(())

@@ -6,6 +6,7 @@
 mod decision;
 mod facts;
 mod record;
+mod replica;
 mod upstream;
 
 use std::fmt;
@@ -32,6 +33,7 @@ pub use self::decision::{Answer, Decision, DecisionKind, Gate, Rewrite};
 pub use self::facts::{KubernetesRequest, RequestFacts};
 use self::record::Record;
 pub use self::record::{Exchange, ProxyMark};
+pub use self::replica::{LaggingCopy, ReplicaConsistency, described_with_replicas};
 pub use self::upstream::Upstream;
 use self::upstream::{RequestBody, UpstreamClient};
 use crate::wait::{self, WaitError};

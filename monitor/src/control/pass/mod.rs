@@ -79,9 +79,23 @@ pub(super) async fn run(shared: &Shared, name: &str, claim: &Claim) -> PassEnd {
         intent: "none",
         done: Done::default(),
     };
+    let began = shared.now();
     let end = pass.turns().await;
     shared.restarts.release(name);
     let Pass { mut memory, intent, done, .. } = pass;
+    match end.ended {
+        // Fenced is no failure of the endpoint's: it is the next leader's.
+        Ended::Failed { category, .. } if category != Category::Fenced => {
+            memory.failures = memory.failures.saturating_add(1);
+        }
+        Ended::Failed { .. } => {}
+        Ended::Rest | Ended::Again(_) => {
+            memory.failures = 0;
+            if end.outcome != "not_synced" {
+                shared.note_applied(name, began);
+            }
+        }
+    }
     memory.last = Some(LastPass {
         outcome: end.outcome,
         ended: shared.now(),

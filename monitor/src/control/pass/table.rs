@@ -6,6 +6,7 @@ use gco_store::status::{RegionEntry, State};
 use gco_store::table::{Outcome, TableError};
 use gco_store::transition::{self, OperationError, StatusAuthority, Transition};
 
+use super::super::announce::announce;
 use super::super::metered::category_of;
 use super::super::rows::Held;
 use super::{Pass, PassEnd, Turn};
@@ -100,7 +101,7 @@ impl Pass<'_> {
                 return Err(Turn::End(PassEnd::REST));
             }
         };
-        let region = &self.shared.config.region;
+        let region = self.shared.config.region.as_str();
         let now = self.shared.clock.wall();
         let transition = match transition::write_region_status(row, region, entry, &authority, now) {
             Ok(transition) => transition,
@@ -124,6 +125,8 @@ impl Pass<'_> {
                     error = entry.error.as_deref().unwrap_or_default(),
                     "wrote this region's status"
                 );
+                let before = row.region_status.get(region);
+                announce(self.shared, self.claim, self.name, before, entry);
                 Ok(held)
             }
             Written::Refused => Err(Turn::Decide),
