@@ -137,6 +137,9 @@ pub struct RegionHeartbeat {
     pub leader: String,
     /// Age of the last complete read of the first table, in whole seconds.
     pub last_complete_read_age_seconds: u64,
+    /// In which state the leader found the rules of its cluster's admission fence, such as `order effective, lease
+    /// ineffective`; empty when it does not say.
+    pub admission_fence: String,
 }
 
 impl RegionHeartbeat {
@@ -152,6 +155,7 @@ impl RegionHeartbeat {
             ("version".to_owned(), Value::from(self.version.as_str())),
             ("leader".to_owned(), Value::from(self.leader.as_str())),
             ("last_complete_read_age_seconds".to_owned(), Value::from(age)),
+            ("admission_fence".to_owned(), Value::from(self.admission_fence.as_str())),
         ])
     }
 }
@@ -178,6 +182,8 @@ impl RegionItem {
                     .get("last_complete_read_age_seconds")
                     .and_then(Value::as_integer)
                     .and_then(|age| u64::try_from(age).ok())?,
+                // Unknown to earlier versions.
+                admission_fence: text("admission_fence").unwrap_or_default(),
             })
         };
         let frozen = !matches!(item.get(Self::FREEZE), None | Some(Value::Null | Value::Bool(false)));

@@ -164,6 +164,7 @@ fn without_a_region_it_goes_to_the_regions_whose_monitors_report() {
             version: "0.1.0".to_owned(),
             leader: "monitor-1".to_owned(),
             last_complete_read_age_seconds: 3,
+            admission_fence: "order effective, lease effective".to_owned(),
         };
         house.block_on(house.table.write_heartbeat(&heartbeat, PATIENCE)).unwrap();
     }

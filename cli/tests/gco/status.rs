@@ -111,6 +111,7 @@ fn a_silent_monitor_is_warned_of() {
             version: "0.1.0".to_owned(),
             leader: "monitor-7".to_owned(),
             last_complete_read_age_seconds: read_age_seconds,
+            admission_fence: "order effective, lease effective".to_owned(),
         };
         house.block_on(house.table.write_heartbeat(&heartbeat, PATIENCE)).unwrap();
     };

@@ -495,6 +495,7 @@ async fn a_heartbeat_goes_to_the_second_table_and_leaves_the_freeze_switch_alone
         version: "0.1.0".to_owned(),
         leader: "monitor-a".to_owned(),
         last_complete_read_age_seconds: 3,
+        admission_fence: "order effective, lease effective".to_owned(),
     };
     let mut stored = heartbeat.to_attributes();
     stored.insert("region".to_owned(), Value::from("us-east-1"));

@@ -111,6 +111,7 @@ async fn heartbeats_leave_the_freeze_switch_alone() {
         version: "0.1.0".to_owned(),
         leader: "monitor-a".to_owned(),
         last_complete_read_age_seconds: 3,
+        admission_fence: "order effective, lease effective".to_owned(),
     };
     let long = Duration::from_secs(60);
     let written = table.write_heartbeat(&heartbeat, long).await.expect("written");
