@@ -8,7 +8,9 @@ use gco_store::table::{ObservedCall, Observer};
 use gco_store::transition::Operation;
 use prometheus::{CounterVec, Gauge, GaugeVec, Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 
+use crate::cluster::Rule;
 use crate::control::changes::Mode;
+use crate::control::fence::{Fence, RuleState};
 use crate::report::Category;
 use crate::report::events::EventReason;
 
@@ -48,6 +50,7 @@ pub const RESOURCES: [&str; 14] = [
     "endpointslices",
     "leases",
     "events",
+    "validatingadmissionpolicybindings",
     "discovery",
 ];
 
@@ -157,6 +160,7 @@ pub struct Telemetry {
     pub steps: IntCounterVec,
     refused: IntCounterVec,
     events: IntCounterVec,
+    fence_rules: IntGaugeVec,
     /// Endpoints of this region by the state in their status entry.
     pub endpoints: IntGaugeVec,
     /// Age of the last complete read of the table.
@@ -315,6 +319,14 @@ impl Telemetry {
         )?;
         let reasons = EventReason::ALL.map(EventReason::as_str);
         zero("events", start_at_zero(&events, &[&reasons, &["written", "dropped", "failed"]]))?;
+        let fence_rules = metrics.whole_gauges(
+            "gco_monitor_fence_rule",
+            "1 for the state in which the last take-over's test found each rule of the admission fence: unknown (not tested, \
+             or not leading), not_installed, effective, ineffective.",
+            &["rule", "state"],
+        )?;
+        let rules = Rule::ALL.map(Rule::word);
+        zero("fence rules", start_at_zero(&fence_rules, &[&rules, &RuleState::ALL.map(RuleState::word)]))?;
         let endpoints = metrics.whole_gauges(
             "gco_monitor_endpoints",
             "Endpoints that concern this region, by the state in their status entry (none: no entry yet).",
@@ -358,6 +370,7 @@ impl Telemetry {
             steps,
             refused,
             events,
+            fence_rules,
             endpoints,
             last_complete_read_age_seconds: metrics.gauge(
                 "gco_monitor_last_complete_read_age_seconds",
@@ -432,6 +445,16 @@ impl Telemetry {
     /// Counts one write that a fence refused.
     pub fn refused(&self, reason: &str) {
         self.refused.with_label_values(&[reason]).inc();
+    }
+
+    /// Shows what a test of the admission fence found.
+    pub fn set_fence(&self, fence: &Fence) {
+        for rule in Rule::ALL {
+            for state in RuleState::ALL {
+                let holds = i64::from(fence.state(rule) == state);
+                self.fence_rules.with_label_values(&[rule.word(), state.word()]).set(holds);
+            }
+        }
     }
 
     /// Counts one pass. `outcome` is a word of the passes' metric.

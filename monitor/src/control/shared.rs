@@ -12,6 +12,7 @@ use gco_store::row::EndpointRow;
 use gco_store::table::{Consistency, Table, TableError};
 
 use super::announce::EventBudget;
+use super::fence::Fence;
 use super::restarts::{Permission, Restarts, Tally};
 use super::rows::{Changes, Held, Rows};
 use crate::admin::telemetry::Telemetry;
@@ -120,6 +121,7 @@ pub struct Shared {
     frozen: AtomicBool,
     table_checked: AtomicBool,
     everything_dirty: AtomicBool,
+    fence: Mutex<Fence>,
     last_tick_nanoseconds: AtomicU64,
     last_pass_nanoseconds: AtomicU64,
     /// When the last question began that the table or its change index answered; 0: none yet.
@@ -193,6 +195,7 @@ impl Shared {
             frozen: AtomicBool::new(false),
             table_checked: AtomicBool::new(false),
             everything_dirty: AtomicBool::new(false),
+            fence: Mutex::default(),
             last_tick_nanoseconds: AtomicU64::new(0),
             last_pass_nanoseconds: AtomicU64::new(0),
             last_contact_nanoseconds: AtomicU64::new(0),
@@ -313,6 +316,18 @@ impl Shared {
     pub fn set_frozen(&self, frozen: bool) -> bool {
         self.telemetry.frozen.set(i64::from(frozen));
         self.frozen.swap(frozen, Ordering::AcqRel) != frozen
+    }
+
+    /// What the last test of the admission fence found.
+    #[must_use]
+    pub fn fence(&self) -> Fence {
+        *self.fence.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes what a test of the admission fence found.
+    pub fn set_fence(&self, fence: Fence) {
+        self.telemetry.set_fence(&fence);
+        *self.fence.lock().unwrap_or_else(PoisonError::into_inner) = fence;
     }
 
     /// Whether the table passed its check.
