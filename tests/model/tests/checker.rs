@@ -299,7 +299,10 @@ impl Model for Leadership {
                 Message::Lease { from, .. } | Message::Object { from, .. } => *from == who,
             };
             let mine: Vec<&Message> = cluster.flying.iter().filter(of_mine).collect();
-            if !mine.iter().any(is_lease) && monitor.looked != Some(cluster.now) {
+            // The two are alike: the one that looks first is called the first.
+            let first = &cluster.monitors[0];
+            let in_turn = who == 0 || first.looked.is_some();
+            if in_turn && !mine.iter().any(is_lease) && monitor.looked != Some(cluster.now) {
                 actions.push(Happens::Look(who));
             }
             let term = monitor.claim.map_or(0, |(_, term)| term);
@@ -316,6 +319,9 @@ impl Model for Leadership {
             // message of that kind is one that has not arrived yet.
             if is_lease(&message) {
                 actions.push(Happens::Arrives { message: message.clone(), answered: false });
+            }
+            // Its sender gives it up after a while.
+            if matches!(message, Message::Lease { sent_at, .. } if *sent_at < cluster.now) {
                 actions.push(Happens::Lost(message.clone()));
             }
         }

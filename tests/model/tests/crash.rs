@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use gco_model::judge::{self, PodHistory};
@@ -13,6 +14,9 @@ use gco_model::scenario::{SCENARIOS, Scenario};
 use gco_model::world::{World, in_virtual_time};
 use gco_tests::size::Size;
 use serde_json::Value;
+
+/// How long a request is waited for, in virtual time.
+const LONGEST: Duration = Duration::from_secs(300);
 
 /// One run.
 #[derive(Clone, Copy, Debug)]
@@ -59,20 +63,16 @@ async fn run(crash: &Crash) -> anyhow::Result<Outcome> {
     trap(&monitor, number, fate);
     let line = monitor.line.clone();
     let restart = async {
-        line.died().await;
+        // A run that needs fewer requests than the undisturbed one is killed at rest.
+        let _ = tokio::time::timeout(LONGEST, line.died()).await;
         monitor.kill().await;
         monitor = world.start(if same_holder { "first" } else { "second" })?;
         if let Some(number) = again_at {
             trap(&monitor, number, Fate::NotSent);
             let line = monitor.line.clone();
-            // It may come to rest with fewer requests than that.
-            let late = tokio::time::sleep(std::time::Duration::from_secs(300));
-            tokio::select! {
-                () = line.died() => {
-                    monitor.kill().await;
-                    monitor = world.start("third")?;
-                }
-                () = late => {}
+            if tokio::time::timeout(LONGEST, line.died()).await.is_ok() {
+                monitor.kill().await;
+                monitor = world.start("third")?;
             }
         }
         anyhow::Ok(monitor)

@@ -71,7 +71,7 @@ async fn run(job: &Run, disturbed: bool) -> anyhow::Result<(Value, Counts)> {
 
 #[test]
 fn with_stale_watches_nothing_live_is_deleted_and_it_converges() -> anyhow::Result<()> {
-    let seeds = Size::asked().choose(6, 160);
+    let seeds = Size::asked().choose(3, 160);
     // It waits for the purge in its middle, which disturbed watches may hold up for as long as they are disturbed.
     let scenarios = SCENARIOS.into_iter().filter(|scenario| *scenario != Scenario::DeleteAndCreate);
     let jobs: Vec<Run> = scenarios.flat_map(|scenario| (0..seeds).map(move |seed| Run { scenario, seed })).collect();

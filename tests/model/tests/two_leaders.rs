@@ -114,8 +114,13 @@ async fn run(job: &Run) -> anyhow::Result<Outcome> {
         _ => Fate::Answered,
     }));
     if let Failure::Frozen(..) = failure {
-        let (acted, ()) = tokio::join!(wish.act(&world, variant), first.line.is_held());
+        // A run that needs fewer requests than the one with one leader is frozen at rest.
+        let held = tokio::time::timeout(Duration::from_secs(300), first.line.is_held());
+        let (acted, held) = tokio::join!(wish.act(&world, variant), held);
         acted?;
+        if held.is_err() {
+            first.line.hold();
+        }
         world.leads("second").await?;
         world.rest().await?;
         something_else(wish, &world, variant).await?;
@@ -143,17 +148,21 @@ async fn run(job: &Run) -> anyhow::Result<Outcome> {
 
 #[test]
 fn an_old_leader_changes_nothing_about_how_it_ends() -> anyhow::Result<()> {
-    let variants = Size::asked().choose(1, 6);
+    let full = Size::asked() == Size::Full;
+    let variants = if full { 6 } else { 1 };
     let alone = |wish, variant| Run { wish, variant, failure: Failure::None, ordered: false };
     let begin: Vec<Run> =
         WISHES.into_iter().flat_map(|wish| (0..variants).map(move |variant| alone(wish, variant + 1))).collect();
     let usual = runs::all(begin.clone(), |job| in_virtual_time(run(job)))?;
     let mut jobs = Vec::new();
     for (number, (job, outcome)) in begin.iter().zip(&usual).enumerate() {
-        for request in runs::moments(&outcome.asked, Size::asked() == Size::Full, job.variant) {
+        for request in runs::moments(&outcome.asked, full, job.variant) {
             for fate in [Fate::Held, Fate::HeldAnswer] {
                 for ordered in [false, true] {
-                    jobs.push((number, Run { failure: Failure::Frozen(request, fate), ordered, ..*job }));
+                    // In small size each request is looked at with the rule or without it.
+                    if full || ordered == request.is_multiple_of(2) {
+                        jobs.push((number, Run { failure: Failure::Frozen(request, fate), ordered, ..*job }));
+                    }
                 }
             }
         }
