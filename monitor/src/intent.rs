@@ -36,6 +36,31 @@ pub enum CleanUp {
     RegionRemoved(RowIdentity),
 }
 
+impl CleanUp {
+    /// Absence observations that the row's own entry counts for this authority (contract C.9); 0 when it is about another.
+    #[must_use]
+    pub fn counted_absences(&self, row: &EndpointRow, region: &str) -> u32 {
+        let Some(entry) = row.region_status.get(region) else { return 0 };
+        let same = match self {
+            Self::Deleted { lifecycle_id, deletion_generation } => {
+                entry.lifecycle_id.as_ref() == Some(lifecycle_id)
+                    && entry.deletion_generation.as_ref() == Some(deletion_generation)
+            }
+            Self::RegionRemoved(identity) => {
+                entry.lifecycle_id.as_ref() == Some(&identity.lifecycle_id)
+                    && entry.region_generation.as_ref() == Some(&identity.region_generation)
+            }
+        };
+        if same { entry.absence_observations.unwrap_or(0) } else { 0 }
+    }
+
+    /// The observations to report after one more: anything that was seen starts the count anew.
+    #[must_use]
+    pub fn absences_after(&self, row: &EndpointRow, region: &str, found_nothing: bool) -> u32 {
+        if found_nothing { self.counted_absences(row, region).saturating_add(1) } else { 0 }
+    }
+}
+
 /// What this region is asked for.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Intent {

@@ -22,3 +22,5 @@ pub mod config;
 pub mod control;
 #[cfg(feature = "shell")]
 pub mod leadership;
+#[cfg(feature = "shell")]
+pub mod process;

@@ -13,10 +13,9 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use gco_monitor::admin::{self, telemetry::Telemetry};
-use gco_monitor::cluster::{Api, Caches, Cluster};
 use gco_monitor::config::{Config, TableChoice};
-use gco_monitor::control::{self, feed, metered::MeteredTable, shared::Shared, shared::SharedParts};
-use gco_monitor::leadership::{Elector, ElectorSettings};
+use gco_monitor::control::feed;
+use gco_monitor::process::{Process, ProcessParts};
 use gco_runtime::clock::{Clock, SystemClock};
 use gco_runtime::environment::Environment;
 use gco_runtime::random::{Randomness, SystemRandomness};
@@ -37,9 +36,6 @@ const CONNECT_TIME_OUT: Duration = Duration::from_secs(5);
 
 /// How long an operation on the table may be retried; the control loop retries it anyway, with what is known then.
 const TABLE_TOTAL_TIME: Duration = Duration::from_secs(8);
-
-/// How long the Lease's release may keep the process, above its own bound.
-const RELEASE_BOUND: Duration = Duration::from_secs(5);
 
 /// Hexadecimal digits after the holder's prefix.
 const HOLDER_DIGITS: usize = 8;
@@ -91,55 +87,22 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let token = randomness.token();
     let holder = format!("{}_{}", config.holder_prefix, token.get(..HOLDER_DIGITS).unwrap_or(&token));
 
-    let client = kubernetes_client().await?;
-    let api = Api::new(client, &config.namespace, config.kubernetes_time_out, clock.clone(), telemetry.clone());
-    let table: Arc<dyn Table> = Arc::new(MeteredTable::new(open_table(&config, &telemetry).await?, telemetry.clone()));
-    let caches = Caches::new(clock.clone());
-    let (elector, leadership) = Elector::new(ElectorSettings {
-        api: api.clone(),
+    let process = Process::new(ProcessParts {
+        client: kubernetes_client().await?,
+        table: open_table(&config, &telemetry).await?,
+        config: config.clone(),
         holder: holder.clone(),
-        times: config.lease,
-        clock: clock.clone(),
-        randomness: randomness.clone(),
-        telemetry: telemetry.clone(),
-    });
-    let (listener, address) = admin::bind(&config.metrics_host, config.metrics_port).await?;
-    tracing::info!(port = address.port(), address = %address, holder = %holder, "listening for health and metrics");
-    let shared = Arc::new(Shared::new(SharedParts {
-        config,
-        holder,
-        table,
-        cluster: Cluster::new(api.clone(), caches.clone()),
-        leadership,
         clock,
         randomness,
         telemetry,
-    }));
-
-    // Ends after everything else: the caches and the port are of use while passes finish.
+    });
+    let (listener, address) = admin::bind(&config.metrics_host, config.metrics_port).await?;
+    tracing::info!(port = address.port(), address = %address, holder = %holder, "listening for health and metrics");
+    // Ends after everything else: the port is of use while passes finish.
     let last = CancellationToken::new();
-    let admin = tokio::spawn(admin::serve(listener, shared.clone(), last.clone()));
-    let index = feed::check(&shared, &stop).await?;
-    let watches = {
-        let (caches, last) = (caches.clone(), last.clone());
-        tokio::spawn(async move { caches.watch(&api, last).await })
-    };
-    let give_up = CancellationToken::new();
-    let mut election = {
-        let give_up = give_up.clone();
-        tokio::spawn(async move { elector.run(give_up, move || caches.highest_term()).await })
-    };
-    let result = tokio::select! {
-        ended = control::run(shared, index, stop) => ended.map_err(anyhow::Error::from),
-        // Without the task that renews and ends the claim nothing may go on.
-        ended = &mut election => Err(anyhow::anyhow!("the leadership task ended by itself: {ended:?}")),
-    };
-    give_up.cancel();
-    if !election.is_finished() && tokio::time::timeout(RELEASE_BOUND, election).await.is_err() {
-        tracing::warn!("the leadership task did not end in time");
-    }
+    let admin = tokio::spawn(admin::serve(listener, process.shared().clone(), last.clone()));
+    let result = process.run(stop).await;
     last.cancel();
-    watches.abort();
     admin.abort();
     tracing::info!("ended");
     result

@@ -7,6 +7,7 @@ use std::time::Duration;
 use gco_runtime::clock::{BootTime, Clock};
 use tokio::sync::Notify;
 
+use super::decide::time_for_a_change;
 use crate::identity::LeaderMark;
 
 /// How long the API server may still work on a request that we gave up on: its own default bound of a request.
@@ -156,8 +157,11 @@ impl Claim {
         if self.inner.ended.load(Ordering::Acquire) {
             return Duration::ZERO;
         }
-        let deadline = Duration::from_nanos(self.inner.deadline_nanoseconds.load(Ordering::Acquire));
-        BootTime::since_boot(deadline).saturating_duration_since(self.inner.clock.boot())
+        self.deadline().saturating_duration_since(self.inner.clock.boot())
+    }
+
+    fn deadline(&self) -> BootTime {
+        BootTime::since_boot(Duration::from_nanos(self.inner.deadline_nanoseconds.load(Ordering::Acquire)))
     }
 
     /// Whether a change may begin now. Also the check before a write to the table.
@@ -168,8 +172,10 @@ impl Claim {
         if self.inner.gate.lock().closed {
             return Err(ClaimOver::ShuttingDown);
         }
-        let remaining = self.remaining();
-        if remaining < self.inner.minimum { Err(ClaimOver::Over) } else { Ok(remaining) }
+        if self.inner.ended.load(Ordering::Acquire) {
+            return Err(ClaimOver::Over);
+        }
+        time_for_a_change(self.deadline(), self.inner.clock.boot(), self.inner.minimum).ok_or(ClaimOver::Over)
     }
 
     /// Begins a change of the cluster.

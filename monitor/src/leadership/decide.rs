@@ -96,6 +96,20 @@ pub fn decide(
     if unchanged_for >= duration { Action::Acquire } else { Action::Wait(duration.saturating_sub(unchanged_for)) }
 }
 
+/// When the claim ends that the Lease gives whose last write of ours was **sent** at `sent_at`: counted from the answer, two
+/// monitors could both believe to lead.
+#[must_use]
+pub fn claim_ends(sent_at: BootTime, duration: Duration, margin: Duration) -> BootTime {
+    sent_at + duration.saturating_sub(margin)
+}
+
+/// How long a change may take that begins at `now` under a claim that ends at `ends`; `None`: it must not begin.
+#[must_use]
+pub fn time_for_a_change(ends: BootTime, now: BootTime, minimum: Duration) -> Option<Duration> {
+    let left = ends.saturating_duration_since(now);
+    (left >= minimum).then_some(left)
+}
+
 /// The term of a new leader: above everything that any leader before it can have written.
 #[must_use]
 pub fn next_term(lease_transitions: u64, highest_term_on_objects: u64) -> u64 {

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::claim::{Claim, Gate};
-use super::decide::{Action, Memory, Mine, decide, next_term};
+use super::decide::{Action, Memory, Mine, claim_ends, decide, next_term};
 use super::record::{LEASE_NAME, LeaseRecord, acquired, created, released, renewed};
 use crate::admin::telemetry::{Telemetry, category_word};
 use crate::cluster::api::{Api, Call, FIELD_MANAGER};
@@ -187,7 +187,7 @@ impl Elector {
     /// Notes that the Lease is ours since `sent_at`, and hands out or extends the claim.
     fn hold(&mut self, record: LeaseRecord, mark: LeaderMark, sent_at: BootTime) {
         let times = self.settings.times;
-        let deadline = sent_at + times.duration.saturating_sub(times.margin);
+        let deadline = claim_ends(sent_at, times.duration, times.margin);
         self.settings.telemetry.lease_transitions.set(i64::try_from(record.transitions).unwrap_or(i64::MAX));
         self.memory.look(Some(&record), self.settings.clock.boot());
         self.memory.mine = Some(Mine { mark: mark.clone(), sent_at, answered: true });

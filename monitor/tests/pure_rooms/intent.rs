@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use gco_monitor::identity::RowIdentity;
 use gco_monitor::intent::{CleanUp, Intent, RegionContext, reason};
 use gco_store::row::EndpointRow;
 use gco_store::wire::{Item, Value};
@@ -307,4 +308,30 @@ fn deciding_never_changes_the_row() {
     let before = row.clone();
     let _ = decide(&row);
     assert_eq!(row, before);
+}
+
+#[test]
+fn absences_count_only_for_their_own_authority() {
+    let entry: Item = [
+        ("state".to_owned(), Value::from("deleting")),
+        ("lifecycle_id".to_owned(), Value::from("l")),
+        ("deletion_generation".to_owned(), Value::from("d")),
+        ("absence_observations".to_owned(), Value::from(1_i64)),
+    ]
+    .into();
+    let item: Item = [
+        ("endpoint_name".to_owned(), Value::from("a")),
+        ("region_status".to_owned(), Value::Map([("r".to_owned(), Value::Map(entry))].into())),
+    ]
+    .into();
+    let row = EndpointRow::parse(item).unwrap();
+    let deleted =
+        |generation: &str| CleanUp::Deleted { lifecycle_id: "l".into(), deletion_generation: generation.into() };
+    assert_eq!(deleted("d").counted_absences(&row, "r"), 1);
+    assert_eq!(deleted("d").absences_after(&row, "r", true), 2);
+    assert_eq!(deleted("d").absences_after(&row, "r", false), 0);
+    assert_eq!(deleted("later").counted_absences(&row, "r"), 0);
+    assert_eq!(deleted("d").counted_absences(&row, "elsewhere"), 0);
+    let removed = CleanUp::RegionRemoved(RowIdentity { lifecycle_id: "l".into(), region_generation: "d".into() });
+    assert_eq!(removed.counted_absences(&row, "r"), 0);
 }

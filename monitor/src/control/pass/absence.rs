@@ -6,7 +6,7 @@ use gco_store::row::EndpointRow;
 
 use super::super::shared::LastSweep;
 use super::reconcile::clean_up_of;
-use super::{Pass, PassEnd, Turn, counted_absences};
+use super::{Pass, PassEnd, Turn};
 use crate::cluster::AbsenceQuestion;
 use crate::intent::{CleanUp, Intent};
 use crate::plan::inventory_of;
@@ -59,8 +59,7 @@ impl Pass<'_> {
         let before = self.memory.sweep.take().filter(|last| last.clean_up == *clean_up);
         let incomplete = if absence.complete { 0 } else { before.map_or(0, |last| last.incomplete).saturating_add(1) };
         self.memory.sweep = Some(LastSweep { clean_up: clean_up.clone(), ended: self.shared.now(), incomplete });
-        let counted = counted_absences(row, &self.shared.config.region, clean_up);
-        self.done.absence_observations = if absence.complete { counted.saturating_add(1) } else { 0 };
+        self.done.absence_observations = clean_up.absences_after(row, &self.shared.config.region, absence.complete);
         let (action, reason) = match clean_up {
             CleanUp::Deleted { .. } => ("delete", "deleted"),
             CleanUp::RegionRemoved(_) => ("cleanup", "region_removed"),

@@ -9,14 +9,14 @@ mod table;
 use std::time::Duration;
 
 use gco_store::problem::joined;
-use gco_store::row::{DesiredState, EndpointRow};
+use gco_store::row::DesiredState;
 
 use super::action::intent_word;
 use super::queue::Ended;
 use super::rows::Held;
 use super::shared::{LastPass, Memory, Shared};
 use crate::admin::telemetry::category_word;
-use crate::intent::{CleanUp, Intent};
+use crate::intent::Intent;
 use crate::leadership::Claim;
 use crate::report::{Category, Done, Failure};
 
@@ -209,55 +209,13 @@ fn is_paused(intent: &Intent) -> bool {
     )
 }
 
-/// Absence observations that the row's own entry counts for this authority (contract C.9); 0 when it is about another.
-fn counted_absences(row: &EndpointRow, region: &str, clean_up: &CleanUp) -> u32 {
-    let Some(entry) = row.region_status.get(region) else { return 0 };
-    let same = match clean_up {
-        CleanUp::Deleted { lifecycle_id, deletion_generation } => {
-            entry.lifecycle_id.as_ref() == Some(lifecycle_id)
-                && entry.deletion_generation.as_ref() == Some(deletion_generation)
-        }
-        CleanUp::RegionRemoved(identity) => {
-            entry.lifecycle_id.as_ref() == Some(&identity.lifecycle_id)
-                && entry.region_generation.as_ref() == Some(&identity.region_generation)
-        }
-    };
-    if same { entry.absence_observations.unwrap_or(0) } else { 0 }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::identity::RowIdentity;
-    use gco_store::wire::{Item, Value};
 
     #[test]
     fn reasons_become_the_contracts_words() {
         assert_eq!(snake("InvalidSpec"), "invalid_spec");
         assert_eq!(snake("NameCollision"), "name_collision");
-    }
-
-    #[test]
-    fn absences_count_only_for_their_own_authority() {
-        let entry: Item = [
-            ("state".to_owned(), Value::from("deleting")),
-            ("lifecycle_id".to_owned(), Value::from("l")),
-            ("deletion_generation".to_owned(), Value::from("d")),
-            ("absence_observations".to_owned(), Value::from(1_i64)),
-        ]
-        .into();
-        let item: Item = [
-            ("endpoint_name".to_owned(), Value::from("a")),
-            ("region_status".to_owned(), Value::Map([("r".to_owned(), Value::Map(entry))].into())),
-        ]
-        .into();
-        let row = EndpointRow::parse(item).unwrap();
-        let deleted =
-            |generation: &str| CleanUp::Deleted { lifecycle_id: "l".into(), deletion_generation: generation.into() };
-        assert_eq!(counted_absences(&row, "r", &deleted("d")), 1);
-        assert_eq!(counted_absences(&row, "r", &deleted("later")), 0);
-        assert_eq!(counted_absences(&row, "elsewhere", &deleted("d")), 0);
-        let removed = CleanUp::RegionRemoved(RowIdentity { lifecycle_id: "l".into(), region_generation: "d".into() });
-        assert_eq!(counted_absences(&row, "r", &removed), 0);
     }
 }

@@ -13,7 +13,7 @@ use super::super::queue::Ended;
 use super::super::restarts::Permission;
 use super::super::rows::Held;
 use super::super::shared::{Futile, generation_of};
-use super::{Pass, PassEnd, Turn, counted_absences, is_paused};
+use super::{Pass, PassEnd, Turn, is_paused};
 use crate::cluster::{Applied, ExecuteInput, Replaced};
 use crate::intent::{CleanUp, Intent};
 use crate::object::{DesiredSet, Kind, ObjectKey, Observed};
@@ -184,7 +184,7 @@ impl Pass<'_> {
         let mut replaced: BTreeMap<ObjectKey, Replaced> = BTreeMap::new();
         let mut end = PassEnd::REST;
         if let Intent::Remove { clean_up, .. } = intent {
-            self.done.absence_observations = counted_absences(&held.row, &shared.config.region, clean_up);
+            self.done.absence_observations = clean_up.counted_absences(&held.row, &shared.config.region);
         }
         for _ in 0..MOST_PLANS {
             let Some(observed) = shared.cluster.caches.observe(self.name) else { return Err(Self::not_synced()) };

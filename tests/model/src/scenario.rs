@@ -1,0 +1,221 @@
+//! What people do with an endpoint: the same steps on the model and on a real region.
+
+use anyhow::{Context as _, bail};
+use async_trait::async_trait;
+use gco_store::operations::Store;
+use gco_store::row::EndpointRow;
+use gco_store::status::{RegionEntry, State};
+use gco_store::table::{Consistency, Outcome};
+use gco_store::transition::{self, StatusAuthority};
+use gco_store::wire::{Item, Value};
+use jiff::Timestamp;
+use serde_json::{Value as Json, json};
+
+/// The endpoint that every scenario is about.
+pub const ENDPOINT: &str = "chat";
+
+/// Where a scenario is played.
+#[async_trait]
+pub trait Stage: Sync {
+    /// What people use.
+    fn store(&self) -> Store;
+    /// The time of day.
+    fn now(&self) -> Timestamp;
+    /// The region whose monitor is looked at.
+    fn region(&self) -> String;
+    /// A region without a monitor: the stage plays it.
+    fn elsewhere(&self) -> String;
+    /// Makes an endpoint.
+    async fn deploy(&self, name: &str, spec: &Json, regions: &[String]) -> anyhow::Result<()>;
+    /// Waits until nothing is left to do.
+    async fn rest(&self) -> anyhow::Result<()>;
+}
+
+/// What is done while the monitor is disturbed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Scenario {
+    /// A new endpoint.
+    Create,
+    /// An edit that replaces the pods.
+    Edit,
+    /// More replicas.
+    ScaleUp,
+    /// Fewer replicas.
+    ScaleDown,
+    /// No pods any more.
+    Stop,
+    /// Pods again.
+    Start,
+    /// Another image while stopped, then started.
+    EditAndStart,
+    /// The region is removed; the endpoint lives on elsewhere.
+    RegionRemoved,
+    /// It was removed, and cleaned up, and is added again.
+    RegionAddedAgain,
+    /// It is removed and added again before the clean-up is over.
+    RegionRemovedAndAdded,
+    /// It was removed, and the endpoint is deleted then.
+    RemovedThenDeleted,
+    /// Deletion, up to the purge.
+    Delete,
+    /// Deletion and a new endpoint of the same name.
+    DeleteAndCreate,
+    /// The last acknowledgement comes from elsewhere: this region purges.
+    Purge,
+}
+
+/// All of them.
+pub const SCENARIOS: [Scenario; 14] = [
+    Scenario::Create,
+    Scenario::Edit,
+    Scenario::ScaleUp,
+    Scenario::ScaleDown,
+    Scenario::Stop,
+    Scenario::Start,
+    Scenario::EditAndStart,
+    Scenario::RegionRemoved,
+    Scenario::RegionAddedAgain,
+    Scenario::RegionRemovedAndAdded,
+    Scenario::RemovedThenDeleted,
+    Scenario::Delete,
+    Scenario::DeleteAndCreate,
+    Scenario::Purge,
+];
+
+/// A small classic spec with a mark that tells edits apart. Odd variants replace pods with surge, even ones without.
+#[must_use]
+pub fn spec(replicas: u32, edit: &str, variant: u32) -> Json {
+    json!({
+        "image": "vllm/vllm-openai:v0.28.0",
+        "port": 8000,
+        "replicas": replicas,
+        "gpu_count": 1,
+        "health_check_path": "/health",
+        "env": {"EDIT": edit},
+        "max_surge": variant % 2,
+        "drain_seconds": 0,
+    })
+}
+
+impl Scenario {
+    /// Whether the endpoint is for the other region too.
+    fn is_wide(self) -> bool {
+        matches!(
+            self,
+            Self::RegionRemoved
+                | Self::RegionAddedAgain
+                | Self::RegionRemovedAndAdded
+                | Self::RemovedThenDeleted
+                | Self::Purge
+        )
+    }
+
+    /// What stands before the disturbance.
+    ///
+    /// # Errors
+    /// When a step fails.
+    pub async fn prepare(self, stage: &impl Stage, variant: u32) -> anyhow::Result<()> {
+        if self == Self::Create {
+            return stage.rest().await;
+        }
+        let mut regions = vec![stage.region()];
+        if self.is_wide() {
+            regions.push(stage.elsewhere());
+        }
+        let replicas = if self == Self::ScaleDown { 3 } else { 2 };
+        stage.deploy(ENDPOINT, &spec(replicas, "before", variant), &regions).await?;
+        stage.rest().await?;
+        let store = stage.store();
+        match self {
+            Self::Start | Self::EditAndStart => drop(store.stop(ENDPOINT).await?),
+            Self::RegionAddedAgain => drop(store.set_target_regions(ENDPOINT, &[stage.elsewhere()]).await?),
+            Self::Purge => drop(store.delete(ENDPOINT, None).await?),
+            _ => return Ok(()),
+        }
+        stage.rest().await
+    }
+
+    /// What is done.
+    ///
+    /// # Errors
+    /// When a step fails.
+    pub async fn act(self, stage: &impl Stage, variant: u32) -> anyhow::Result<()> {
+        let store = stage.store();
+        let both = [stage.region(), stage.elsewhere()];
+        match self {
+            Self::Create => {
+                stage.deploy(ENDPOINT, &spec(2, "after", variant), &[stage.region()]).await?;
+            }
+            Self::Edit => edit(&store, "after").await?,
+            Self::ScaleUp => drop(store.scale(ENDPOINT, 4).await?),
+            Self::ScaleDown => drop(store.scale(ENDPOINT, 1).await?),
+            Self::Stop => drop(store.stop(ENDPOINT).await?),
+            Self::Start => drop(store.start(ENDPOINT).await?),
+            Self::EditAndStart => {
+                edit(&store, "after").await?;
+                store.start(ENDPOINT).await?;
+            }
+            Self::RegionRemoved => drop(store.set_target_regions(ENDPOINT, &both[1..]).await?),
+            Self::RegionAddedAgain => drop(store.set_target_regions(ENDPOINT, &both).await?),
+            Self::RegionRemovedAndAdded => {
+                store.set_target_regions(ENDPOINT, &both[1..]).await?;
+                // Long enough for the monitor to have begun, too short for the proof of absence.
+                tokio::time::sleep(std::time::Duration::from_secs(18)).await;
+                store.set_target_regions(ENDPOINT, &both).await?;
+            }
+            Self::RemovedThenDeleted => {
+                store.set_target_regions(ENDPOINT, &both[1..]).await?;
+                tokio::time::sleep(std::time::Duration::from_secs(20)).await;
+                store.delete(ENDPOINT, None).await?;
+                acknowledge(stage, &stage.elsewhere()).await?;
+            }
+            Self::Delete => drop(store.delete(ENDPOINT, None).await?),
+            Self::DeleteAndCreate => {
+                store.delete(ENDPOINT, None).await?;
+                stage.rest().await?;
+                if let Some(left) = store.get(ENDPOINT, Consistency::Strong).await? {
+                    bail!("the row is still there: {:?}", left.region_status);
+                }
+                stage.deploy(ENDPOINT, &spec(1, "again", variant), &[stage.region()]).await?;
+            }
+            Self::Purge => acknowledge(stage, &stage.elsewhere()).await?,
+        }
+        Ok(())
+    }
+}
+
+/// Changes the mark in the environment, which replaces the pods.
+///
+/// # Errors
+/// As the operation.
+pub async fn edit(store: &Store, mark: &str) -> anyhow::Result<()> {
+    let change = |_: &EndpointRow, spec: &mut Item| {
+        let env = Item::from([("EDIT".to_owned(), Value::from(mark))]);
+        spec.insert("env".to_owned(), Value::Map(env));
+        Ok(())
+    };
+    store.update_spec_with(ENDPOINT, change).await?;
+    Ok(())
+}
+
+/// Another region's monitor says, with finality, that nothing is left there of a deleted endpoint.
+///
+/// # Errors
+/// When the row is not deleted, or the table refuses.
+pub async fn acknowledge(stage: &impl Stage, region: &str) -> anyhow::Result<()> {
+    let store = stage.store();
+    for _ in 0..20 {
+        let row = store.get(ENDPOINT, Consistency::Strong).await?.context("there is no row")?;
+        let authority = StatusAuthority::Deletion {
+            lifecycle_id: row.lifecycle_id.clone().context("no lifecycle")?,
+            deletion_generation: row.deletion_generation.clone().context("no deletion generation")?,
+        };
+        let mut entry = RegionEntry::new(State::Deleted);
+        entry.absence_observations = Some(2);
+        let transition = transition::write_region_status(&row, region, &entry, &authority, stage.now())?;
+        if let Outcome::Applied(_) = store.table().execute(&transition).await? {
+            return Ok(());
+        }
+    }
+    bail!("the acknowledgement of {region} lost every race")
+}
