@@ -36,7 +36,7 @@ pub const CATEGORIES: [Category; 7] = [
 pub const VERBS: [&str; 7] = ["get", "list", "watch", "create", "update", "patch", "delete"];
 
 /// Plural names of the kinds that calls are made for.
-pub const RESOURCES: [&str; 14] = [
+pub const RESOURCES: [&str; 15] = [
     "scaledobjects",
     "horizontalpodautoscalers",
     "deployments",
