@@ -71,7 +71,8 @@ async fn an_outage_of_api_server_table_or_both_leaves_every_region_serving_and_i
     let settings = MonitorSettings::named("m1").api_through(api.url()).table_through(rows.url());
     let monitor = Monitor::leading_with(&region, settings).await?;
     let names: Vec<String> = (0..endpoints).map(|number| format!("out-{number:02}")).collect();
-    let deployed = futures::stream::iter(&names).map(|name| region.deploy(name, spec(1, "0"))).buffer_unordered(8);
+    // Two pods each: a rollout without a spare accelerator takes one of them at a time.
+    let deployed = futures::stream::iter(&names).map(|name| region.deploy(name, spec(2, "0"))).buffer_unordered(8);
     deployed.collect::<Vec<_>>().await.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
     region.all_agree(&names, Duration::from_secs(600)).await?;
 

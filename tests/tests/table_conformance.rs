@@ -19,7 +19,9 @@ const MOTO_GAPS: &[Capability] = &[
     Capability::UnitsOfReads,
     Capability::UnitsOfWrites,
     Capability::UnitsOfScans,
-    Capability::EmptyKeyRefused,
+    Capability::NestingLimit,
+    Capability::NumberLimit,
+    Capability::NumberForm,
 ];
 
 /// Gaps of dynalite 4.0.0.

@@ -3,7 +3,7 @@
 //! Few reasons, and stable ones: alarms and people search by them. Nothing is said while nothing changes.
 
 use gco_store::problem::bounded;
-use gco_store::status::{RegionEntry, State};
+use gco_store::status::{RegionEntry, State, StatusCondition};
 
 /// Longest note that an API server takes, in bytes; ours are cut well below.
 const LONGEST_NOTE_CHARACTERS: usize = 800;
@@ -95,7 +95,14 @@ pub fn events(before: Option<&RegionEntry>, after: &RegionEntry) -> Vec<EventNot
     let mut note = |reason: EventReason, text: String| {
         notes.push(EventNote { reason, note: bounded(&text, LONGEST_NOTE_CHARACTERS) });
     };
-    if became(&State::Failed) {
+    // An endpoint whose last good spec goes on serving is rejected all the same.
+    let rejected = |entry: &RegionEntry| {
+        let refusal = |condition: &StatusCondition| {
+            ["Accepted", "SpecValid"].contains(&condition.kind.as_str()) && condition.status == "False"
+        };
+        entry.state == State::Failed || entry.conditions.iter().any(refusal)
+    };
+    if rejected(after) && !before.is_some_and(rejected) {
         note(EventReason::Rejected, error());
     }
     let should_serve = !matches!(after.state, State::Stopping | State::Stopped | State::Deleting | State::Deleted);

@@ -109,13 +109,20 @@ impl Probe {
             .await?;
         ensure!(created.succeeded(), "CreateTable: {created:?}");
         let probe = Self { client, table: table.to_owned() };
+        probe.active().await?;
+        Ok(probe)
+    }
+
+    async fn active(&self) -> anyhow::Result<()> {
         let active = || async {
-            let described = probe.describe().await.map_err(|error| format!("{error:#}"))?;
+            let described = self.describe().await.map_err(|error| format!("{error:#}"))?;
             let status = described.pointer("/Table/TableStatus").and_then(Json::as_str).unwrap_or_default();
-            if status == "ACTIVE" { Ok(()) } else { Err(format!("status {status:?}")) }
+            let indexes = described.pointer("/Table/GlobalSecondaryIndexes").and_then(Json::as_array);
+            let building = indexes.into_iter().flatten().any(|index| index["IndexStatus"] == "CREATING");
+            if status == "ACTIVE" && !building { Ok(()) } else { Err(format!("status {status:?}")) }
         };
         gco_bed::wait::until("the probes' table to be active", std::time::Duration::from_secs(20), active).await?;
-        Ok(probe)
+        Ok(())
     }
 
     /// Whether the server has the capability.
@@ -269,6 +276,7 @@ impl Probe {
         }
         let created = indexed.call("CreateTable", table).await?;
         ensure!(created.succeeded(), "CreateTable: {created:?}");
+        indexed.active().await?;
         for (name, more) in [
             ("both", json!({"state": {"S": "on"}, "version": {"S": "2"}})),
             ("early", json!({"state": {"S": "on"}, "version": {"S": "0"}})),
@@ -280,6 +288,7 @@ impl Probe {
             let update = json!({"AttributeDefinitions": all, "GlobalSecondaryIndexUpdates": [{"Create": index}]});
             // Whether it was refused or not, the query says what came of it.
             indexed.call("UpdateTable", update).await?;
+            indexed.active().await?;
         }
         Ok(indexed)
     }
