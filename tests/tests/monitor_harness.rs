@@ -1,13 +1,18 @@
 //! The ground that the monitor's suites stand on: without it their findings would mean nothing.
 
+use std::path::Path;
+
+use anyhow::Context as _;
 use gco_store::row::DesiredState;
+use gco_tests::original::Original;
 use gco_tests::region::objects::{is_ready, number};
 use gco_tests::region::rows::{IMAGE, fixture, fixture_names, spec};
 use gco_tests::region::{BOUND, Region, RegionSettings, TableKind, TestTable};
 use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
 use kube::Api;
 use kube::api::PostParams;
-use serde_json::json;
+use serde_json::{Value, json};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deployment_in_a_region_gets_pods_that_become_ready() -> anyhow::Result<()> {
@@ -88,5 +93,58 @@ async fn the_monitor_account_has_the_rights_of_its_role_and_no_others() -> anyho
     let user = region.monitor_user();
     let asked = region.requests_where(|event| event.user == user)?;
     assert_eq!(asked.len(), 2, "{asked:?}");
+    Ok(())
+}
+
+/// What was recorded of an object, and what the double made, without what differs between two clusters.
+fn comparable(mut object: Value) -> Value {
+    if let Some(spec) = object["spec"].as_object_mut() {
+        spec.retain(|field, _| !field.starts_with("clusterIP") && !field.starts_with("ipFamil"));
+    }
+    if let Some(metadata) = object.pointer_mut("/spec/template/metadata").and_then(Value::as_object_mut) {
+        metadata.remove("creationTimestamp");
+    }
+    for place in ["/metadata/annotations", "/spec/template/metadata/annotations"] {
+        if let Some(annotations) = object.pointer_mut(place).and_then(Value::as_object_mut) {
+            annotations.retain(|name, _| name.starts_with("gco.io/") && name != "gco.io/leader-epoch");
+        }
+    }
+    json!({"spec": object["spec"], "labels": object["metadata"]["labels"], "annotations": object["metadata"]["annotations"]})
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_double_of_the_control_plane_that_came_before_makes_what_was_recorded_of_it() -> anyhow::Result<()> {
+    let region = Region::start().await?;
+    let fixtures = ["classic-minimal", "classic-hpa", "classic-canary"];
+    let mut names = Vec::new();
+    for name in fixtures {
+        let row = fixture(name)?;
+        names.push(row["endpoint_name"].as_str().context("no name")?.to_owned());
+        region.put_row(row).await?;
+    }
+    let original = Original::start(&region).await?;
+    // The canary comes with the pass after the primary's.
+    for _ in 0..2 {
+        original.pass(&names).await?;
+    }
+    let snapshot = region.snapshot().await?;
+    let autoscalers: Api<HorizontalPodAutoscaler> = Api::namespaced(region.client().clone(), region.namespace());
+    let mut compared = 0;
+    for name in fixtures {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("fixtures/original-objects/{name}.objects.json"));
+        let recorded: Value = serde_json::from_str(&std::fs::read_to_string(path)?)?;
+        for object in recorded["objects"].as_array().context("no objects")? {
+            let (kind, name) = (object["kind"].as_str().unwrap_or_default(), object["metadata"]["name"].as_str().unwrap_or_default());
+            let made = match kind {
+                "Deployment" => snapshot.deployments.get(name).cloned(),
+                "Service" => snapshot.services.get(name).cloned(),
+                _ => Some(serde_json::to_value(autoscalers.get(name).await?)?),
+            };
+            let made = made.with_context(|| format!("the double made no {kind} {name}"))?;
+            assert_eq!(comparable(made), comparable(object.clone()), "{kind} {name}");
+            compared += 1;
+        }
+    }
+    assert_eq!(compared, 9);
     Ok(())
 }
