@@ -134,7 +134,8 @@ async fn the_double_of_the_control_plane_that_came_before_makes_what_was_recorde
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("fixtures/original-objects/{name}.objects.json"));
         let recorded: Value = serde_json::from_str(&std::fs::read_to_string(path)?)?;
         for object in recorded["objects"].as_array().context("no objects")? {
-            let (kind, name) = (object["kind"].as_str().unwrap_or_default(), object["metadata"]["name"].as_str().unwrap_or_default());
+            let (kind, name) =
+                (object["kind"].as_str().unwrap_or_default(), object["metadata"]["name"].as_str().unwrap_or_default());
             let made = match kind {
                 "Deployment" => snapshot.deployments.get(name).cloned(),
                 "Service" => snapshot.services.get(name).cloned(),

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use gco_store::index::{ChangeRead, Part, PartState};
 use gco_store::table::{
     Consistency, ErrorCategory, FullRead, Outcome, RegionHeartbeat, RegionItem, Table, TableDescription, TableError,
 };
@@ -116,15 +117,11 @@ impl Table for ModelTable {
     }
 
     async fn check(&self) -> Result<TableDescription, TableError> {
-        Ok(TableDescription { replicas: Vec::new(), multi_region_consistency: None })
+        Ok(TableDescription { replicas: Vec::new(), multi_region_consistency: None, change_index: PartState::Missing })
     }
 
     async fn write_heartbeat(&self, heartbeat: &RegionHeartbeat, _: Duration) -> Result<RegionItem, TableError> {
-        Ok(self.region(&heartbeat.region, |item| {
-            item.insert("last_heartbeat".to_owned(), Value::from(heartbeat.last_heartbeat.as_str()));
-            item.insert("version".to_owned(), Value::from(heartbeat.version.as_str()));
-            item.insert("leader".to_owned(), Value::from(heartbeat.leader.as_str()));
-        }))
+        Ok(self.region(&heartbeat.region, |item| item.extend(heartbeat.to_attributes())))
     }
 
     async fn set_frozen(&self, region: &str, frozen: bool) -> Result<RegionItem, TableError> {
@@ -141,8 +138,27 @@ impl Table for ModelTable {
         Ok(self.lock().regions.iter().map(|(region, item)| (region.clone(), RegionItem::parse(item))).collect())
     }
 
-    async fn create_tables(&self) -> Result<(), TableError> {
-        Ok(())
+    async fn clear_restarts(&self, region: &str, at: &str) -> Result<RegionItem, TableError> {
+        Ok(self.region(region, |item| {
+            item.insert(RegionItem::RESTARTS_CLEARED_AT.to_owned(), Value::from(at));
+        }))
+    }
+
+    async fn changed_since(&self, _: &str) -> Result<ChangeRead, TableError> {
+        Err(TableError::new(ErrorCategory::Invalid, "Query", "the model's table has no change index"))
+    }
+
+    async fn inspect(&self, part: Part) -> Result<PartState, TableError> {
+        Ok(if part == Part::ChangeIndex { PartState::Missing } else { PartState::Ready })
+    }
+
+    async fn create(&self, part: Part) -> Result<(), TableError> {
+        match part {
+            Part::ChangeIndex => {
+                Err(TableError::new(ErrorCategory::Invalid, "UpdateTable", "the model's table has no change index"))
+            }
+            Part::Endpoints | Part::Regions => Ok(()),
+        }
     }
 }
 
@@ -214,7 +230,19 @@ impl Table for TableLine {
         self.table.read_regions().await
     }
 
-    async fn create_tables(&self) -> Result<(), TableError> {
-        Ok(())
+    async fn clear_restarts(&self, region: &str, at: &str) -> Result<RegionItem, TableError> {
+        self.table.clear_restarts(region, at).await
+    }
+
+    async fn changed_since(&self, since: &str) -> Result<ChangeRead, TableError> {
+        self.table.changed_since(since).await
+    }
+
+    async fn inspect(&self, part: Part) -> Result<PartState, TableError> {
+        self.table.inspect(part).await
+    }
+
+    async fn create(&self, part: Part) -> Result<(), TableError> {
+        self.table.create(part).await
     }
 }

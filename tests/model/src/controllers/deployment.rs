@@ -296,7 +296,7 @@ fn scaling(round: &mut Round<'_>, sets: &[Set], newest: usize, rollout: &Rollout
     let told = rollout.replicas.to_string();
     let changed = sets.iter().any(|set| set.wanted() > 0 && annotation(&set.object, DESIRED) != Some(told.as_str()));
     let idle = sets.iter().all(|set| set.wanted() == 0);
-    if !changed && !(idle && rollout.replicas > 0 && sets.len() == 1) {
+    if !(changed || idle && rollout.replicas > 0 && sets.len() == 1) {
         return false;
     }
     let others: i64 = sets.iter().enumerate().filter(|(index, _)| *index != newest).map(|(_, set)| set.wanted()).sum();
