@@ -94,7 +94,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let client = kubernetes_client().await?;
     let api = Api::new(client, &config.namespace, config.kubernetes_time_out, clock.clone(), telemetry.clone());
     let table: Arc<dyn Table> = Arc::new(MeteredTable::new(open_table(&config).await?, telemetry.clone()));
-    let caches = Caches::new(clock.clone());
+    let caches = Caches::new(clock.clone()).with_kind_interval(config.optional_kinds_interval);
     let (elector, leadership) = Elector::new(ElectorSettings {
         api: api.clone(),
         holder: holder.clone(),

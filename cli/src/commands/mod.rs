@@ -1,5 +1,6 @@
 //! What each verb does.
 
+pub mod autoscale;
 pub mod canary;
 pub mod delete;
 pub mod deploy;
@@ -65,6 +66,7 @@ pub async fn execute(verb: Verb, context: &mut Context<'_, '_, '_>) -> Result<()
         Verb::List(given) => list::execute(&given, context).await,
         Verb::Status(given) => status::execute(&given, context).await,
         Verb::Scale(given) => edit::scale(&given, context).await,
+        Verb::Autoscale(given) => autoscale::execute(&given, context).await,
         Verb::UpdateImage(given) => edit::update_image(&given, context).await,
         Verb::Stop(given) => edit::stop(&given, context).await,
         Verb::Start(given) => edit::start(&given, context).await,
