@@ -91,8 +91,8 @@ async fn owned(region: &Region, name: &str, ask: Ask, (low, high): (i32, i32)) -
         let look = async {
             let difference = region.disagreement(name).await?;
             let objects = region.objects_of(name).await?;
-            let count = objects.deployments[name]["spec"]["replicas"].as_i64().unwrap_or(1);
-            anyhow::Ok((difference, count))
+            let count = objects.deployments.get(name).and_then(|one| one["spec"]["replicas"].as_i64());
+            anyhow::Ok((difference, count.unwrap_or_default()))
         };
         match look.await.map_err(|error| format!("{error:#}"))? {
             (Some(difference), _) => Err(difference),
@@ -101,6 +101,23 @@ async fn owned(region: &Region, name: &str, ask: Ask, (low, high): (i32, i32)) -
         }
     })
     .await?;
+    Ok(())
+}
+
+/// Waits until the new owner's autoscaler, if it has one, is the only one, and the count is within its range.
+async fn handed(region: &Region, name: &str, ask: Ask) -> anyhow::Result<()> {
+    let (low, high) = ask.range();
+    let wanted: Vec<String> = autoscaler_of(name, ask.owner).into_iter().collect();
+    region
+        .wait_for(&format!("{name} to be handed to {ask:?}"), BOUND, |snapshot| {
+            let objects = snapshot.of(name);
+            let there: Vec<String> = objects.autoscalers.keys().cloned().collect();
+            let instructed = objects.scaled_objects.len() == usize::from(ask.owner == Owner::Keda);
+            let count = objects.deployments.get(name).and_then(|one| one["spec"]["replicas"].as_i64()).unwrap_or(0);
+            let within = (i64::from(low)..=i64::from(high)).contains(&count);
+            if there == wanted && instructed && within { Ok(()) } else { Err(format!("{there:?}, {count} replicas")) }
+        })
+        .await?;
     Ok(())
 }
 
@@ -128,8 +145,8 @@ async fn tour(region: &Region, name: &str, dice: &dyn Randomness, busy: bool) ->
         let seen = counts.all()?.len();
         region.edit(name, |spec| to.apply(spec)).await?;
         if busy {
-            // Both owners may move it meanwhile, within their bounds.
-            owned(region, name, to, to.range()).await?;
+            // Both owners may move it meanwhile, within their bounds; pods follow later.
+            handed(region, name, to).await?;
         } else {
             owned(region, name, to, (to.target(before), to.target(before))).await?;
         }
