@@ -93,6 +93,9 @@ pub enum Verb {
     /// Change the number of replicas in every region
     #[command(after_help = SCALE_HELP)]
     Scale(ScaleFlags),
+    /// Let the regions choose the number of replicas within bounds, or end that
+    #[command(after_help = AUTOSCALE_HELP)]
+    Autoscale(AutoscaleFlags),
     /// Change the image; regions roll it out while the old one serves
     #[command(after_help = UPDATE_IMAGE_HELP)]
     UpdateImage(UpdateImageFlags),
@@ -210,6 +213,8 @@ Examples:
   gco inference deploy chat -i vllm/vllm-openai:v0.28.0 -r us-east-1 -r eu-west-1 \\
       --replicas 2 --gpu-count 8 --extra-args --tensor-parallel-size --extra-args 8 \\
       -e MODEL=/models/chat --model-source s3://models/chat --wait --timeout-seconds 1800
+  gco inference deploy chat -i vllm/vllm-openai:v0.28.0 -r us-east-1 \\
+      --autoscale-metric cpu:70 --min-replicas 2 --max-replicas 8
   gco inference deploy chat -i my-server:1 -r us-east-1 --gpu-count 0 \\
       --request cpu=2 --limit memory=8Gi --dry-run -o json
 
@@ -253,6 +258,18 @@ Every error code has a section in docs/errors.md.";
 const SCALE_HELP: &str = "\
 Examples:
   gco inference scale chat --replicas 4";
+
+const AUTOSCALE_HELP: &str = "\
+Examples:
+  gco inference autoscale chat --min-replicas 2 --max-replicas 8 --metric cpu:70
+  gco inference autoscale chat --metric gpu:60 --metric gpu_memory:80
+  gco inference autoscale chat --max-replicas 20
+  gco inference autoscale chat --off
+  gco inference autoscale chat --off --replicas 4
+
+Metrics: cpu and memory are measured by Kubernetes, as a percentage of what pods request; gpu and gpu_memory need KEDA in
+the region's cluster, and then it looks at all metrics. --metric replaces all metrics; what is not given stays as it is.
+--off without --replicas keeps as many replicas as the region with the most has now.";
 
 const UPDATE_IMAGE_HELP: &str = "\
 Examples:
@@ -445,6 +462,16 @@ pub struct DeployFlags {
     /// Pods above the replica count during a rollout, 0 to 100 [default: 0]
     #[arg(long, value_name = "COUNT", allow_hyphen_values = true)]
     pub max_surge: Option<String>,
+    /// Let each region choose the number of replicas by this metric: cpu, memory, gpu or gpu_memory, with a target in
+    /// percent (repeat) [target: 70]
+    #[arg(long = "autoscale-metric", value_name = "TYPE[:TARGET]", allow_hyphen_values = true)]
+    pub autoscale_metrics: Vec<String>,
+    /// With --autoscale-metric: fewest replicas in each region [default: 1]
+    #[arg(long, value_name = "COUNT", allow_hyphen_values = true)]
+    pub min_replicas: Option<String>,
+    /// With --autoscale-metric: most replicas in each region [default: 10]
+    #[arg(long, value_name = "COUNT", allow_hyphen_values = true)]
+    pub max_replicas: Option<String>,
     /// Keep an ECR image as it is, instead of pulling from each region's own registry
     #[arg(long)]
     pub no_rewrite_image: bool,
@@ -503,6 +530,9 @@ pub struct PlanFlags {
     /// Context of the kubeconfig [default: its current one]
     #[arg(long, value_name = "CONTEXT")]
     pub context: Option<String>,
+    /// Name of the cluster, as the region's monitor has it (`CLUSTER_NAME`); only autoscaling by GPU metrics needs it
+    #[arg(long, value_name = "NAME", default_value = "unknown-cluster")]
+    pub cluster_name: String,
 }
 
 /// Flags of `scale`.
@@ -513,6 +543,28 @@ pub struct ScaleFlags {
     /// Replicas in each region, 1 to 1000
     #[arg(short, long, value_name = "COUNT", required = true, allow_hyphen_values = true)]
     pub replicas: String,
+}
+
+/// Flags of `autoscale`.
+#[derive(Clone, Debug, Default, Args)]
+pub struct AutoscaleFlags {
+    /// Name of the endpoint
+    pub endpoint_name: String,
+    /// Fewest replicas in each region, 1 to 1000 [default: as it is, else 1]
+    #[arg(long, value_name = "COUNT", allow_hyphen_values = true)]
+    pub min_replicas: Option<String>,
+    /// Most replicas in each region, 1 to 1000 [default: as it is, else 10]
+    #[arg(long, value_name = "COUNT", allow_hyphen_values = true)]
+    pub max_replicas: Option<String>,
+    /// cpu, memory, gpu or gpu_memory, with a target in percent (repeat) [default: as it is, else cpu:70]
+    #[arg(long = "metric", value_name = "TYPE[:TARGET]", allow_hyphen_values = true)]
+    pub metrics: Vec<String>,
+    /// End it: the number of replicas is fixed again
+    #[arg(long)]
+    pub off: bool,
+    /// With --off: replicas in each region [default: what the region with the most has now]
+    #[arg(short, long, value_name = "COUNT", allow_hyphen_values = true)]
+    pub replicas: Option<String>,
 }
 
 /// Flags of `update-image`.

@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 
 use gco_store::problem::bounded;
 use gco_store::row::{DesiredState, EndpointRow, Quorum};
-use gco_store::spec::Spec;
-use gco_store::status::{ObservedSpec, PodReason, RegionEntry, Rollout, State, StatusCondition};
+use gco_store::spec::{Autoscaling, Spec};
+use gco_store::status::{Autoscaler, ObservedSpec, PodReason, RegionEntry, Rollout, State, StatusCondition};
 use gco_store::table::RegionItem;
 use gco_store::time;
 use gco_store::wire::Value;
@@ -120,7 +120,7 @@ fn header(row: &EndpointRow) -> String {
     let lines = [
         ("State", state),
         ("Image", spec("image", "-")),
-        ("Replicas", spec("replicas", "1")),
+        ("Replicas", replicas(row)),
         ("GPUs", spec("gpu_count", "1")),
         ("Port", spec("port", "8000")),
         ("Path", text(&row.ingress_path)),
@@ -146,6 +146,24 @@ fn header(row: &EndpointRow) -> String {
         }
     }
     header
+}
+
+/// The count that the row asks for, or within which bounds and by what each region chooses it.
+fn replicas(row: &EndpointRow) -> String {
+    let checked = Spec::check(&row.spec).ok().map(|checked| checked.spec);
+    match checked.as_ref().and_then(Spec::autoscaled) {
+        Some(autoscaling) => autoscaling_words(autoscaling),
+        None => clean(&row.spec.at(&["replicas"]).map_or_else(|| "1".to_owned(), plain_text)),
+    }
+}
+
+/// `2 to 8, by cpu at 70 % and memory at 80 %`.
+#[must_use]
+pub fn autoscaling_words(autoscaling: &Autoscaling) -> String {
+    let Autoscaling { enabled: _, min_replicas, max_replicas, metrics } = autoscaling;
+    let metrics: Vec<String> =
+        metrics.iter().map(|metric| format!("{} at {} %", metric.kind.word(), metric.target_percent)).collect();
+    format!("{min_replicas} to {max_replicas}, by {}", metrics.join(" and "))
 }
 
 fn deletion(row: &EndpointRow) -> String {
@@ -224,6 +242,9 @@ fn entry_details(entry: &RegionEntry, current: &[String]) -> Vec<String> {
     if let Some(rollout) = &entry.rollout {
         lines.push(format!("rollout: {}", rollout_words(rollout)));
     }
+    if let Some(autoscaler) = &entry.autoscaler {
+        lines.push(format!("autoscaler: {}", autoscaler_words(autoscaler)));
+    }
     lines.extend(entry.pods.iter().map(|pod| format!("pods not ready: {}", pod_words(pod))));
     if !entry.blocked_by.is_empty() {
         let objects: Vec<String> = entry.blocked_by.iter().map(|object| clean(object)).collect();
@@ -293,6 +314,16 @@ fn rollout_words(rollout: &Rollout) -> String {
         let _ = write!(words, "; stuck: {}", clean(reason));
     }
     words
+}
+
+fn autoscaler_words(autoscaler: &Autoscaler) -> String {
+    let Autoscaler { kind, min_replicas, max_replicas, replicas } = autoscaler;
+    let who = match kind.as_str() {
+        "hpa" => "Kubernetes".to_owned(),
+        "keda" => "KEDA".to_owned(),
+        other => clean(other),
+    };
+    format!("{who}, {replicas} now, {min_replicas} to {max_replicas}")
 }
 
 fn pod_words(pod: &PodReason) -> String {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use gco_store::problem::FieldProblem;
-use gco_store::spec::Spec;
+use gco_store::spec::{Autoscaling, Spec, metrics_value};
 use gco_store::transition::{self, CreateRequest, NAMESPACE, OperationError};
 use gco_store::wire::{Item, Value};
 use jiff::Timestamp;
@@ -86,6 +86,7 @@ pub fn read(given: &DeployFlags) -> Result<Draft, Vec<FieldProblem>> {
     reader.integer("startup_timeout_seconds", "--startup-timeout-seconds", seconds);
     reader.integer("drain_seconds", "--drain-seconds", given.drain_seconds.as_deref());
     reader.integer("max_surge", "--max-surge", given.max_surge.as_deref());
+    reader.autoscaling(given);
     let spec = reader.spec;
 
     let draft = Draft {
@@ -176,6 +177,36 @@ impl SpecReader<'_> {
         if !pairs.is_empty() {
             self.put(key, map_of(pairs));
         }
+    }
+
+    /// The block as the original writes it: bounds and metrics spelled out. Bounds without a metric would be kept and
+    /// change nothing, so they are refused (D-34).
+    fn autoscaling(&mut self, given: &DeployFlags) {
+        let bounds = [("--min-replicas", &given.min_replicas), ("--max-replicas", &given.max_replicas)];
+        if given.autoscale_metrics.is_empty() {
+            for (flag, _) in bounds.iter().filter(|(_, text)| text.is_some()) {
+                let message = "needs --autoscale-metric, for example --autoscale-metric cpu:70";
+                self.problems.push(FieldProblem::new(*flag, message));
+            }
+            return;
+        }
+        let mut bound = |flag: &str, text: &Option<String>, default: u32| {
+            let read = text.as_deref().map_or(Ok(i64::from(default)), |text| flags::replicas(flag, text));
+            read.unwrap_or_else(|problem| {
+                self.problems.push(problem);
+                i64::from(default)
+            })
+        };
+        let least = bound("--min-replicas", &given.min_replicas, Autoscaling::DEFAULT_MIN_REPLICAS);
+        let most = bound("--max-replicas", &given.max_replicas, Autoscaling::DEFAULT_MAX_REPLICAS);
+        let metrics = flags::metrics("--autoscale-metric", &given.autoscale_metrics, self.problems);
+        let block = Item::from([
+            ("enabled".to_owned(), Value::Bool(true)),
+            ("min_replicas".to_owned(), Value::from(least)),
+            ("max_replicas".to_owned(), Value::from(most)),
+            ("metrics".to_owned(), metrics_value(&metrics)),
+        ]);
+        self.put("autoscaling", Value::Map(block));
     }
 
     fn resources(&mut self, requests: &[String], limits: &[String]) {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use gco_store::name;
 use gco_store::problem::{FieldProblem, QUOTED_VALUE_CHARACTERS, bounded};
+use gco_store::spec::{Autoscaling, MetricKind};
 use gco_store::wire::{Item, Value};
 
 /// Default bound of a wait: as long as a start may take by default.
@@ -53,6 +54,30 @@ pub fn replicas(flag: &str, text: &str) -> Result<i64, FieldProblem> {
         number @ 1..=MOST_REPLICAS => Ok(number),
         number => Err(FieldProblem::new(flag, format!("must be from 1 to {MOST_REPLICAS}, got {number}"))),
     }
+}
+
+/// `TYPE[:TARGET]` texts of autoscaling metrics; a metric without a target gets the default one.
+pub fn metrics(flag: &str, given: &[String], problems: &mut Vec<FieldProblem>) -> Vec<(MetricKind, i64)> {
+    let mut read = Vec::new();
+    for (index, text) in given.iter().enumerate() {
+        let numbered = if given.len() == 1 { flag.to_owned() } else { format!("{flag} (number {})", index + 1) };
+        let (word, target) = text.split_once(':').map_or((text.as_str(), None), |(word, target)| (word, Some(target)));
+        let Some(kind) = MetricKind::from_word(word) else {
+            problems.push(not_a_choice(&numbered, word, &MetricKind::ALL.map(MetricKind::word)));
+            continue;
+        };
+        let largest = i64::from(kind.largest_target_percent());
+        let default = i64::from(Autoscaling::DEFAULT_TARGET_PERCENT);
+        match target.map_or(Ok(default), |target| integer(&numbered, target)) {
+            Ok(target) if (1..=largest).contains(&target) => read.push((kind, target)),
+            Ok(target) => problems.push(FieldProblem::new(
+                numbered,
+                format!("must have a target from 1 to {largest} percent for {word}, got {target}"),
+            )),
+            Err(problem) => problems.push(problem),
+        }
+    }
+    read
 }
 
 /// The bound of a wait; the default when not given or wrong.
@@ -140,11 +165,14 @@ pub fn not_a_choice(flag: &str, word: &str, allowed: &[&str]) -> FieldProblem {
 }
 
 /// Which flag writes which place of a row; longer places first where one begins with another.
-const FLAG_BY_FIELD: [(&str, &str); 27] = [
+const FLAG_BY_FIELD: [(&str, &str); 30] = [
     ("spec.region_image_uris", "--image"),
     ("spec.image", "--image"),
     ("spec.port", "--port"),
     ("spec.replicas", "--replicas"),
+    ("spec.autoscaling.min_replicas", "--min-replicas"),
+    ("spec.autoscaling.max_replicas", "--max-replicas"),
+    ("spec.autoscaling.metrics", "--autoscale-metric"),
     ("spec.gpu_count", "--gpu-count"),
     ("spec.gpu_type", "--gpu-type"),
     ("spec.health_check_path", "--health-path"),
@@ -216,6 +244,18 @@ mod tests {
         assert_eq!(said.len(), 3);
         assert!(said[0].starts_with("--env (number 2): "));
         assert!(said.iter().all(|line| !line.contains("hunter")), "{said:?}");
+    }
+
+    #[test]
+    fn metrics_have_a_known_type_and_a_target_that_can_be_reached() {
+        let mut problems = Vec::new();
+        let given = ["cpu", "memory:250", "gpu:100", "gpu:101", "qps:1", "cpu:0", "cpu:", "gpu_memory:x"];
+        let read = metrics("--metric", &given.map(str::to_owned), &mut problems);
+        assert_eq!(read, [(MetricKind::Cpu, 70), (MetricKind::Memory, 250), (MetricKind::Gpu, 100)]);
+        let said: Vec<String> = problems.iter().map(ToString::to_string).collect();
+        assert_eq!(said.len(), 5, "{said:?}");
+        assert_eq!(said[0], "--metric (number 4): must have a target from 1 to 100 percent for gpu, got 101");
+        assert!(said[1].contains("'cpu' or 'memory' or 'gpu' or 'gpu_memory', got 'qps'"), "{}", said[1]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use gco_store::problem::bounded;
 use gco_store::row::{DesiredState, EndpointRow};
 use gco_store::spec::Spec;
-use gco_store::status::{RegionEntry, State};
+use gco_store::status::{Autoscaler, RegionEntry, State};
 use gco_store::wire::Value;
 
 use crate::describe::state_word;
@@ -104,11 +104,21 @@ fn behind(spec: Option<&Spec>, region: &str, entry: &RegionEntry) -> Option<Stri
     if observed.seen != asked {
         return Some("serves what it served before; the last edit is not seen yet".to_owned());
     }
-    let is_autoscaled = spec.autoscaling.as_ref().is_some_and(|autoscaling| autoscaling.enabled);
-    let replicas = if is_autoscaled { entry.replicas_desired } else { spec.replicas };
-    if entry.replicas_desired != replicas {
-        return Some(format!("the change to {replicas} replicas is not seen yet"));
-    }
+    let replicas = match spec.autoscaled() {
+        Some(bounds) => {
+            let (least, most) = (bounds.min_replicas, bounds.max_replicas);
+            let taken = |autoscaler: &Autoscaler| (autoscaler.min_replicas, autoscaler.max_replicas) == (least, most);
+            if !entry.autoscaler.as_ref().is_some_and(taken) {
+                return Some(format!("no autoscaler chooses from {least} to {most} replicas yet"));
+            }
+            least
+        }
+        None if entry.autoscaler.is_some() => return Some("the autoscaler is not removed yet".to_owned()),
+        None if entry.replicas_desired != spec.replicas => {
+            return Some(format!("the change to {} replicas is not seen yet", spec.replicas));
+        }
+        None => spec.replicas,
+    };
     if let Some(lack) = canary_lacks(spec, entry) {
         return Some(lack);
     }
@@ -299,6 +309,33 @@ mod tests {
         }
         // Pods of a scale-down that have not ended yet are in nobody's way.
         assert_eq!(of(entry("x:1", Some("x:1"), 3, 2)), Progress::Reached);
+    }
+
+    #[test]
+    fn an_autoscaled_region_counts_once_its_autoscaler_has_the_bounds_and_the_least_are_ready() {
+        let of = |ready: u32, autoscaler: Option<(u32, u32)>| {
+            let autoscaler = autoscaler.map(|(min_replicas, max_replicas)| Autoscaler {
+                kind: "hpa".to_owned(),
+                min_replicas,
+                max_replicas,
+                replicas: 5,
+            });
+            let (mut row, _) = served("x:1", RegionEntry { autoscaler, ..entry("x:1", Some("x:1"), ready, 5) });
+            let block = serde_json::json!({"enabled": true, "min_replicas": 2, "max_replicas": 8});
+            let Value::Map(spec) = &mut row.spec else { panic!("no map") };
+            spec.insert("autoscaling".to_owned(), Value::from_plain_json("autoscaling", &block).unwrap());
+            progress(Goal::Running, Some(&row), Some("life"))
+        };
+        assert_eq!(of(2, Some((2, 8))), Progress::Reached);
+        assert!(waiting(of(1, Some((2, 8))))[0].ends_with("; serves with less than asked for"));
+        for before in [None, Some((1, 8)), Some((2, 6))] {
+            assert!(waiting(of(5, before))[0].ends_with("; no autoscaler chooses from 2 to 8 replicas yet"));
+        }
+        // And back: as long as an autoscaler is there, the count is its.
+        let autoscaler = Autoscaler { kind: "hpa".to_owned(), min_replicas: 2, max_replicas: 8, replicas: 2 };
+        let held = RegionEntry { autoscaler: Some(autoscaler), ..entry("x:1", Some("x:1"), 2, 2) };
+        let said = waiting(progress(Goal::Running, Some(&served("x:1", held).0), Some("life")));
+        assert!(said[0].ends_with("; the autoscaler is not removed yet"), "{said:?}");
     }
 
     #[test]

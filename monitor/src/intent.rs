@@ -289,8 +289,5 @@ fn unsupported_blocks(spec: &Spec) -> Vec<FieldProblem> {
     if spec.mooncake.as_ref().is_some_and(|block| !block.is_empty()) {
         problems.push(problem("spec.mooncake"));
     }
-    if spec.autoscaling.as_ref().is_some_and(|block| block.enabled) {
-        problems.push(problem("spec.autoscaling"));
-    }
     problems
 }

@@ -63,7 +63,7 @@ impl Process {
     pub fn new(parts: ProcessParts) -> Self {
         let ProcessParts { config, holder, client, table, clock, randomness, telemetry } = parts;
         let api = Api::new(client, &config.namespace, config.kubernetes_time_out, clock.clone(), telemetry.clone());
-        let caches = Caches::new(clock.clone());
+        let caches = Caches::new(clock.clone()).with_kind_interval(config.optional_kinds_interval);
         let (elector, leadership) = Elector::new(ElectorSettings {
             api: api.clone(),
             holder: holder.clone(),

@@ -17,6 +17,7 @@ use jiff::Timestamp;
 use crate::name;
 use crate::problem::FieldProblem;
 use crate::row::{DesiredState, EndpointRow, Refresh};
+use crate::spec::AutoscalingEdit;
 use crate::table::{Consistency, ErrorCategory, Outcome, Table, TableError};
 use crate::transition::{self, CreateRequest, OperationError, Transition};
 use crate::wire::{Item, Value};
@@ -256,6 +257,14 @@ impl Store {
             transition::scale(row, replicas, (self.now)()).map(|transition| Some(Decision::Write(transition)))
         };
         self.edit(name, Words::new("scaled"), decide).await
+    }
+
+    /// Turns autoscaling on, changes it, or turns it off. A row that is already as asked is not written.
+    ///
+    /// # Errors
+    /// As [`Store::update_spec_with`]; a Mooncake endpoint.
+    pub async fn autoscale(&self, name: &str, edit: &AutoscalingEdit) -> Result<EndpointRow, StoreError> {
+        self.update_spec_as(name, "updated", |row, spec| edit.apply(row, spec)).await
     }
 
     /// Asks for no pods (B.5). A stopped row stays as it is.

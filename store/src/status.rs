@@ -82,6 +82,19 @@ pub struct PodReason {
     pub exit_code: Option<i64>,
 }
 
+/// The autoscaler that owns the replica count.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Autoscaler {
+    /// `hpa` (Kubernetes' own) or `keda`.
+    pub kind: String,
+    /// Fewest replicas, as the autoscaler has it.
+    pub min_replicas: u32,
+    /// Most replicas, as the autoscaler has it.
+    pub max_replicas: u32,
+    /// The count that it asks for now.
+    pub replicas: u32,
+}
+
 /// One region's entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionEntry {
@@ -111,6 +124,8 @@ pub struct RegionEntry {
     pub observed_spec: Option<ObservedSpec>,
     /// Rollout progress while one is under way.
     pub rollout: Option<Rollout>,
+    /// The autoscaler while one owns the replica count.
+    pub autoscaler: Option<Autoscaler>,
     /// Objects in the way that are not ours, as `kind/name`.
     pub blocked_by: Vec<String>,
     /// Why pods are not ready; at most 8.
@@ -151,6 +166,12 @@ impl RegionEntry {
             total: reader.count("total").unwrap_or(0),
             stuck: reader.text("stuck"),
         });
+        entry.autoscaler = reader.map("autoscaler", |reader| Autoscaler {
+            kind: reader.text("kind").unwrap_or_default(),
+            min_replicas: reader.count("min_replicas").unwrap_or(0),
+            max_replicas: reader.count("max_replicas").unwrap_or(0),
+            replicas: reader.count("replicas").unwrap_or(0),
+        });
         entry.blocked_by = reader.texts("blocked_by");
         entry.pods = reader.maps("pods", PodReason::read);
         let known = |key: &str| KNOWN_KEYS.contains(&key);
@@ -176,6 +197,7 @@ impl RegionEntry {
             conditions: Vec::new(),
             observed_spec: None,
             rollout: None,
+            autoscaler: None,
             blocked_by: Vec::new(),
             pods: Vec::new(),
             extra: Item::new(),
@@ -204,6 +226,7 @@ impl RegionEntry {
             conditions,
             observed_spec,
             rollout,
+            autoscaler,
             blocked_by,
             pods,
             extra,
@@ -264,6 +287,12 @@ impl RegionEntry {
             }
             put("rollout", Value::Map(progress));
         }
+        if let Some(Autoscaler { kind, min_replicas, max_replicas, replicas }) = autoscaler {
+            let counts = [("min_replicas", min_replicas), ("max_replicas", max_replicas), ("replicas", replicas)];
+            let mut entries: Item = counts.into_iter().map(|(key, number)| (key.to_owned(), count(*number))).collect();
+            entries.insert("kind".to_owned(), short(kind));
+            put("autoscaler", Value::Map(entries));
+        }
         item
     }
 
@@ -277,7 +306,7 @@ impl RegionEntry {
 }
 
 /// Keys of an entry that have a field of their own.
-const KNOWN_KEYS: [&str; 15] = [
+const KNOWN_KEYS: [&str; 16] = [
     "state",
     "replicas_ready",
     "replicas_desired",
@@ -291,6 +320,7 @@ const KNOWN_KEYS: [&str; 15] = [
     "conditions",
     "observed_spec",
     "rollout",
+    "autoscaler",
     "blocked_by",
     "pods",
 ];

@@ -15,12 +15,16 @@
 //! | what the control plane that came before would say of every write | [`predicates`] |
 //! | holding single requests | [`gate`] |
 //! | what a row said over time | [`history`] |
+//! | every replica count that was | [`counts`] |
+//! | what KEDA does | [`keda`] |
 //! | requests to an endpoint | [`load`] |
 
 pub mod agreement;
 pub mod command;
+pub mod counts;
 pub mod gate;
 pub mod history;
+pub mod keda;
 pub mod load;
 pub mod monitor;
 pub mod objects;

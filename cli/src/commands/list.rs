@@ -3,7 +3,8 @@
 use gco_store::operations::ListFilter;
 use gco_store::problem::bounded;
 use gco_store::row::{DesiredState, EndpointRow};
-use gco_store::wire::item_to_plain_json;
+use gco_store::spec::Autoscaling;
+use gco_store::wire::{Value, item_to_plain_json};
 use serde_json::Value as Json;
 
 use crate::arguments::ListFlags;
@@ -56,6 +57,20 @@ pub async fn execute(given: &ListFlags, context: &mut Context<'_, '_, '_>) -> Re
     Ok(())
 }
 
+/// The count, or the bounds of an autoscaled endpoint: `2-8`.
+fn replicas(row: &EndpointRow) -> String {
+    let at = |path: &[&str]| row.spec.at(path).map(plain_text);
+    let is_autoscaled = row.spec.at(&["autoscaling", "enabled"]) == Some(&Value::Bool(true));
+    match (at(&["autoscaling", "min_replicas"]), at(&["autoscaling", "max_replicas"])) {
+        _ if !is_autoscaled => at(&["replicas"]).unwrap_or_else(|| "1".to_owned()),
+        (least, most) => {
+            let or = |given: Option<String>, default: u32| given.unwrap_or_else(|| default.to_string());
+            let least = or(least, Autoscaling::DEFAULT_MIN_REPLICAS);
+            format!("{least}-{}", or(most, Autoscaling::DEFAULT_MAX_REPLICAS))
+        }
+    }
+}
+
 fn table(rows: &[EndpointRow]) -> String {
     let line = |cells: [&str; 5]| {
         let shown: Vec<(String, usize)> =
@@ -69,13 +84,7 @@ fn table(rows: &[EndpointRow]) -> String {
             row.spec.as_map().and_then(|spec| spec.get(key)).map_or_else(|| default.to_owned(), plain_text)
         };
         let regions = row.target_regions.join(",");
-        text.push_str(&line([
-            &row.name,
-            row.desired_state.as_str(),
-            &regions,
-            &spec("replicas", "1"),
-            &spec("image", "-"),
-        ]));
+        text.push_str(&line([&row.name, row.desired_state.as_str(), &regions, &replicas(row), &spec("image", "-")]));
     }
     text
 }

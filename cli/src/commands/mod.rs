@@ -1,5 +1,6 @@
 //! What each verb does.
 
+pub mod autoscale;
 pub mod canary;
 pub mod change;
 pub mod delete;
@@ -72,6 +73,7 @@ pub async fn execute(verb: Verb, context: &mut Context<'_, '_, '_>) -> Result<()
         Verb::Plan(given) => plan::execute(&given, context).await,
         Verb::Explain(given) => explain::execute(&given, context).await,
         Verb::Scale(given) => edit::scale(&given, context).await,
+        Verb::Autoscale(given) => autoscale::execute(&given, context).await,
         Verb::UpdateImage(given) => edit::update_image(&given, context).await,
         Verb::Set(given) => change::set(&given, context).await,
         Verb::Edit(given) => change::edit(&given, context).await,

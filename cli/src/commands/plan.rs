@@ -71,7 +71,13 @@ pub async fn execute(given: &PlanFlags, context: &mut Context<'_, '_, '_>) -> Re
         for row in rows.iter().filter(wanted) {
             let observed = cluster.observe(&row.name);
             let region = RegionContext { region: &place.region, namespace: &namespace, other_names: &names, frozen };
-            let input = PreviewInput { row, context: region, known_lifecycles: &lifecycles, observed: &observed };
+            let input = PreviewInput {
+                row,
+                context: region,
+                cluster_name: &given.cluster_name,
+                known_lifecycles: &lifecycles,
+                observed: &observed,
+            };
             let plan = preview(&input);
             // A row that never concerned the region is not worth a line of `--all`.
             if plan.asked != "ignore" || given.endpoint_name.is_some() {

@@ -60,6 +60,39 @@ fn every_flag_of_deploy_lands_in_the_row() {
 }
 
 #[test]
+fn an_autoscaled_endpoint_is_written_with_bounds_and_metrics_spelled_out() {
+    let house = House::new();
+    let deploy = ["inference", "deploy", "chat", "-i", IMAGE, "-r", "us-east-1"];
+    let scaled = ["--autoscale-metric", "gpu:60", "--autoscale-metric", "cpu", "--min-replicas", "2"];
+    house.run(&[&deploy[..], &scaled[..]].concat()).code(0);
+    assert_eq!(
+        house.row("chat").unwrap().spec.to_plain_json()["autoscaling"],
+        json!({"enabled": true, "min_replicas": 2, "max_replicas": 10,
+            "metrics": [{"type": "gpu", "target": 60}, {"type": "cpu", "target": 70}]})
+    );
+}
+
+#[test]
+fn d34_bounds_without_a_metric_and_bad_bounds_and_metrics_are_refused_by_flag_all_at_once() {
+    let house = House::new();
+    let deploy = ["inference", "deploy", "chat", "-i", IMAGE, "-r", "us-east-1"];
+    house
+        .run(&[&deploy[..], &["--min-replicas", "2", "--max-replicas", "3"][..]].concat())
+        .code(2)
+        .complains(&["✗ --min-replicas: needs --autoscale-metric", "✗ --max-replicas: needs --autoscale-metric"]);
+    let bad = ["--autoscale-metric", "qps:5", "--autoscale-metric", "gpu:101", "--max-replicas", "0"];
+    house.run(&[&deploy[..], &bad[..]].concat()).code(2).complains(&[
+        "✗ --autoscale-metric (number 1): must be 'cpu' or 'memory' or 'gpu' or 'gpu_memory', got 'qps'\n",
+        "✗ --autoscale-metric (number 2): must have a target from 1 to 100 percent for gpu, got 101\n",
+        "✗ --max-replicas: must be from 1 to 1000, got 0",
+    ]);
+    let crossed = ["--autoscale-metric", "cpu", "--min-replicas", "5", "--max-replicas", "4"];
+    let message = "✗ --max-replicas: must be at least min_replicas (5), got 4\n";
+    house.run(&[&deploy[..], &crossed[..]].concat()).code(2).complains(&[message]);
+    assert!(house.row("chat").is_none());
+}
+
+#[test]
 fn an_ecr_image_is_pulled_from_each_regions_own_registry_unless_that_is_declined() {
     let house = House::new();
     let regions = ["-r", "us-east-2", "-r", "eu-west-1"];

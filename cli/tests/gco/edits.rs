@@ -49,6 +49,47 @@ fn scale_refuses_autoscaled_and_mooncake_endpoints_in_the_contracts_words() {
 }
 
 #[test]
+fn autoscale_turns_on_changes_and_turns_off_and_says_what_holds_now() {
+    let house = House::with_chat();
+    house.serve("chat", "us-east-1");
+    house.promote("chat");
+    let autoscale = |flags: &[&str]| house.run(&[&["inference", "autoscale", "chat"], flags].concat());
+    autoscale(&["--min-replicas", "2", "--max-replicas", "8", "--metric", "cpu:70"])
+        .code(0)
+        .says(&["✓ Replicas of endpoint 'chat' in each region: 2 to 8, by cpu at 70 %\n"]);
+    autoscale(&["--metric", "gpu:60", "--metric", "memory:150"])
+        .code(0)
+        .says(&["2 to 8, by gpu at 60 % and memory at 150 %\n"]);
+    autoscale(&["--max-replicas", "8"]).code(0).says(&["is so already", "nothing was written"]);
+    assert_eq!(house.row("chat").unwrap().desired_state, DesiredState::Running);
+    house.run(&["inference", "list"]).code(0).says(&["  2-8 "]);
+    house.run(&["inference", "status", "chat"]).code(0).says(&["2 to 8, by gpu at 60 % and memory at 150 %\n"]);
+    let printed = autoscale(&["--off", "--replicas", "4", "-o", "json"]).code(0);
+    assert_eq!(printed.json()["spec"]["replicas"], 4);
+    assert_eq!(printed.json()["spec"]["autoscaling"]["enabled"], false);
+    house.run(&["inference", "list"]).code(0).says(&[" 4 "]);
+}
+
+#[test]
+fn autoscale_names_every_bad_flag_at_once_and_writes_nothing() {
+    let house = House::with_chat();
+    let before = house.rows();
+    let autoscale = |flags: &[&str]| house.run(&[&["inference", "autoscale", "chat"], flags].concat());
+    autoscale(&["--off", "--min-replicas", "2", "--metric", "cpu"])
+        .code(2)
+        .complains(&["✗ --min-replicas: cannot be used with --off\n", "✗ --metric: cannot be used with --off\n"]);
+    autoscale(&["--replicas", "2"]).code(2).complains(&["✗ --replicas: needs --off"]);
+    autoscale(&["--metric", "qps:2", "--max-replicas", "none"]).code(2).complains(&[
+        "✗ --metric: must be 'cpu' or 'memory' or 'gpu' or 'gpu_memory', got 'qps'\n",
+        "✗ --max-replicas: must be an integer, got 'none'\n",
+    ]);
+    autoscale(&["--min-replicas", "11"])
+        .code(1)
+        .complains(&["--max-replicas: must be at least min_replicas (11), got 10"]);
+    assert_eq!(house.rows(), before);
+}
+
+#[test]
 fn update_image_keeps_the_state_and_drops_images_by_region() {
     let house = House::new();
     let name = house.put_fixture("classic-full.json").name;

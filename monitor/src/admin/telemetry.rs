@@ -235,7 +235,7 @@ impl Telemetry {
             &["category"],
         )?;
         zero("lease errors", start_at_zero(&lease_errors, &[&categories]))?;
-        let watched = ["deployments", "services", "replicasets", "pods"];
+        let watched = ["scaledobjects", "horizontalpodautoscalers", "deployments", "services", "replicasets", "pods"];
         let watch_errors = metrics.counters(
             "gco_monitor_watch_errors_total",
             "Watches that broke and were started again, by resource.",

@@ -19,6 +19,9 @@ use crate::report::{Absence, Category};
 /// Reads in flight at once, of one sweep.
 const CONCURRENT_READS: usize = 8;
 
+/// What entries of ScaledObjects begin with.
+const SCALED_OBJECT: &str = "scaledobject/";
+
 /// Entries of each list that are kept; they go into a status entry.
 const MOST_ENTRIES: usize = 20;
 
@@ -170,7 +173,12 @@ impl Cluster {
                     .push(format!("ambiguous secret {} is not owned by lifecycle {}", key.name, question.lifecycle_id));
                 return;
             }
-            Owner::Ours | Owner::StaleGeneration | Owner::StaleLifecycle | Owner::Unmarked => {}
+            // KEDA's autoscaler goes with its ScaledObject; left behind alone, it is ours to remove.
+            Owner::OfKeda if found.pending.iter().any(|one| one.starts_with(SCALED_OBJECT)) => {
+                found.pending.push(key.to_string());
+                return;
+            }
+            Owner::Ours | Owner::StaleGeneration | Owner::StaleLifecycle | Owner::Unmarked | Owner::OfKeda => {}
         }
         found.pending.push(key.to_string());
         if object.terminating {

@@ -1,6 +1,7 @@
 //! The watches that feed the [`Index`], and the set of endpoints that became dirty by them.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -34,10 +35,16 @@ const BACK_OFF: (Duration, Duration) = (Duration::from_millis(200), Duration::fr
 /// How long a watch must hold before its next break counts as a new one.
 const BACK_OFF_RESET: Duration = Duration::from_secs(20);
 
+/// How often an optional kind that is missing and needed is looked for.
+const KIND_INTERVAL: Duration = Duration::from_secs(60);
+/// How many times less often while no row needs it: KEDA's objects may also come back with a restored backup. One call in
+/// ten minutes.
+const UNNEEDED_KIND_FACTOR: u32 = 10;
+
 /// How long an object that is not ours, and that no watch tells about, is believed to stand in the way.
 const FOREIGN_BELIEF: Duration = Duration::from_secs(60);
 
-/// Waits that double, within [`BACK_OFF`]. Four watches of one process need no jitter.
+/// Waits that double, within [`BACK_OFF`]. Six watches of one process need no jitter.
 #[derive(Debug, Default)]
 struct Doubling {
     tries: u32,
@@ -96,6 +103,10 @@ pub struct Caches {
     index: Arc<Mutex<Index>>,
     dirty: Arc<DirtyNames>,
     clock: Arc<dyn Clock>,
+    /// How often to look for an optional kind that is missing and needed.
+    kind_interval: Duration,
+    kinds_needed: Arc<AtomicBool>,
+    kinds_wanted: Arc<Notify>,
 }
 
 impl std::fmt::Debug for Caches {
@@ -108,7 +119,20 @@ impl Caches {
     /// Empty caches; [`Caches::watch`] fills them.
     #[must_use]
     pub fn new(clock: Arc<dyn Clock>) -> Self {
-        Self { index: Arc::default(), dirty: Arc::default(), clock }
+        Self {
+            index: Arc::default(),
+            dirty: Arc::default(),
+            clock,
+            kind_interval: KIND_INTERVAL,
+            kinds_needed: Arc::default(),
+            kinds_wanted: Arc::default(),
+        }
+    }
+
+    /// Looks this often for an optional kind that a row needs and the cluster lacks; ten times less often while no row does.
+    #[must_use]
+    pub fn with_kind_interval(self, kind_interval: Duration) -> Self {
+        Self { kind_interval, ..self }
     }
 
     fn lock(&self) -> MutexGuard<'_, Index> {
@@ -135,7 +159,7 @@ impl Caches {
 
     /// Which caches are complete and how many objects they hold, by resource.
     #[must_use]
-    pub fn sizes(&self) -> [(&'static str, bool, usize); 4] {
+    pub fn sizes(&self) -> Vec<(&'static str, bool, usize)> {
         self.lock().sizes()
     }
 
@@ -195,25 +219,30 @@ impl Caches {
         self.dirty.add(touched);
     }
 
+    /// Notes that a row needs a kind that this cluster does not have: it is looked for more often from now on.
+    pub fn need_missing_kinds(&self) {
+        if !self.kinds_needed.swap(true, Ordering::AcqRel) {
+            self.kinds_wanted.notify_one();
+        }
+    }
+
     /// Watches everything until `stop`. Broken watches are started again for ever, with back-off.
     pub async fn watch(&self, api: &Api, stop: CancellationToken) {
-        let reduce_object = |kind: Kind| move |body: Value| reduce::object(kind, body);
-        let watches = futures::future::join4(
-            self.watch_one(api, "apps/v1", "Deployment", "deployments", reduce_object(Kind::Deployment), |event| {
-                Told::Object(Kind::Deployment, event)
-            }),
-            self.watch_one(api, "v1", "Service", "services", reduce_object(Kind::Service), |event| {
-                Told::Object(Kind::Service, event)
-            }),
-            self.watch_one(
-                api,
-                "apps/v1",
-                "ReplicaSet",
-                "replicasets",
-                |body: Value| reduce::replica_set(&body),
-                Told::ReplicaSet,
+        let watches = futures::future::join5(
+            self.watch_optional(api, Kind::ScaledObject, "ScaledObject"),
+            self.watch_kind(api, Kind::HorizontalPodAutoscaler, "HorizontalPodAutoscaler"),
+            self.watch_kind(api, Kind::Deployment, "Deployment"),
+            self.watch_kind(api, Kind::Service, "Service"),
+            futures::future::join(
+                self.watch_one(
+                    api,
+                    ("apps/v1", "ReplicaSet", "replicasets"),
+                    None,
+                    |body: Value| reduce::replica_set(&body),
+                    Told::ReplicaSet,
+                ),
+                self.watch_one(api, ("v1", "Pod", "pods"), None, |body: Value| reduce::pod(&body), Told::Pod),
             ),
-            self.watch_one(api, "v1", "Pod", "pods", |body: Value| reduce::pod(&body), Told::Pod),
         );
         tokio::select! {
             () = stop.cancelled() => {}
@@ -221,12 +250,60 @@ impl Caches {
         }
     }
 
+    async fn watch_kind(&self, api: &Api, kind: Kind, word: &'static str) {
+        let (prefix, plural) = super::api::resource(kind);
+        let api_version = prefix.trim_start_matches("/apis/").trim_start_matches("/api/");
+        let optional = kind.is_optional().then_some(kind);
+        let reduced = |body: Value| reduce::object(kind, body);
+        self.watch_one(api, (api_version, word, plural), optional, reduced, |event| Told::Object(kind, event)).await;
+    }
+
+    /// Watches a kind while the cluster has it. Discovery decides: a list of a kind that is not there is answered with 404,
+    /// or with 403 for want of rights.
+    async fn watch_optional(&self, api: &Api, kind: Kind, word: &'static str) {
+        let mut said = false;
+        let mut back_off = Doubling::default();
+        loop {
+            let wait = match api.has_kind(kind).await {
+                Ok(true) => {
+                    if said {
+                        tracing::info!(kind = word, "the cluster has this kind now");
+                    }
+                    said = false;
+                    back_off.reset();
+                    self.kinds_needed.store(false, Ordering::Release);
+                    self.watch_kind(api, kind, word).await;
+                    // It ends only when the kind is gone.
+                    continue;
+                }
+                Ok(false) => {
+                    if !said {
+                        tracing::info!(kind = word, "the cluster does not have this kind; it is not watched");
+                    }
+                    said = true;
+                    back_off.reset();
+                    self.take(Told::MissingKind(kind));
+                    let needed = self.kinds_needed.load(Ordering::Acquire);
+                    if needed { self.kind_interval } else { self.kind_interval * UNNEEDED_KIND_FACTOR }
+                }
+                Err(error) => {
+                    tracing::warn!(kind = word, error = %error, "cannot tell whether the cluster has this kind");
+                    back_off.next().unwrap_or(BACK_OFF.1)
+                }
+            };
+            tokio::select! {
+                () = tokio::time::sleep(wait) => {}
+                () = self.kinds_wanted.notified() => {}
+            }
+        }
+    }
+
+    /// Follows one resource for ever; an `optional` kind only until the cluster says that it does not have it.
     async fn watch_one<T>(
         &self,
         api: &Api,
-        api_version: &'static str,
-        kind: &'static str,
-        plural: &'static str,
+        (api_version, kind, plural): (&'static str, &'static str, &'static str),
+        optional: Option<Kind>,
         reduced: impl Fn(Value) -> Option<T>,
         told: impl Fn(Event<T>) -> Told,
     ) {
@@ -267,6 +344,11 @@ impl Caches {
                 Err(error) => {
                     api.telemetry().watch_errors.with_label_values(&[plural]).inc();
                     tracing::warn!(resource = plural, error = %bounded(&error.to_string(), 300), "watch broke");
+                    if let Some(kind) = optional
+                        && matches!(api.has_kind(kind).await, Ok(false))
+                    {
+                        return;
+                    }
                     None
                 }
             };

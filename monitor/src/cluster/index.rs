@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gco_runtime::clock::BootTime;
-use gco_store::name::RESERVED_SUFFIXES;
+use gco_store::name::{KEDA_PREFIX, RESERVED_SUFFIXES};
 use gco_store::row::EndpointRow;
 
+use super::api::resource;
 use crate::identity::{ANNOTATION_LEADER_TERM, LABEL_PROJECT, LABEL_TYPE};
 use crate::object::{Kind, ObjectKey, Observed, ObservedObject, ObservedPod, ObservedReplicaSet};
 use crate::orphans::{Suspect, suspects};
@@ -147,9 +148,12 @@ impl<T: Named + PartialEq> Cache<T> {
     }
 }
 
-/// Endpoints that an object may belong to: named as it, as its `app`, or as these without a reserved suffix.
+/// Endpoints that an object may belong to: named as it, as its `app`, or as these without a reserved suffix. KEDA's
+/// autoscalers have a prefix, too.
 fn touch(object: &impl Named, touched: &mut BTreeSet<String>) {
-    for name in [object.name(), object.app()] {
+    let scaled = object.name().strip_prefix(KEDA_PREFIX);
+    touched.extend(scaled.map(str::to_owned));
+    for name in [object.name(), object.app()].into_iter().chain(scaled) {
         for suffix in RESERVED_SUFFIXES {
             if let Some(endpoint) = name.strip_suffix(suffix).filter(|endpoint| !endpoint.is_empty()) {
                 touched.insert(endpoint.to_owned());
@@ -179,18 +183,32 @@ struct Overlay {
 }
 
 /// Everything that is known of the namespace.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Index {
-    deployments: Cache<ObservedObject>,
-    services: Cache<ObservedObject>,
+    objects: BTreeMap<Kind, Cache<ObservedObject>>,
+    missing_kinds: BTreeSet<Kind>,
     pods: Cache<ObservedPod>,
     replica_sets: Cache<ObservedReplicaSet>,
     overlays: BTreeMap<ObjectKey, Overlay>,
 }
 
+impl Default for Index {
+    fn default() -> Self {
+        Self {
+            objects: Kind::WATCHED.into_iter().map(|kind| (kind, Cache::default())).collect(),
+            missing_kinds: BTreeSet::new(),
+            pods: Cache::default(),
+            replica_sets: Cache::default(),
+            overlays: BTreeMap::new(),
+        }
+    }
+}
+
 /// Which cache an event is for, with the event.
 #[derive(Clone, Debug)]
 pub enum Told {
+    /// The cluster does not have this kind: its cache is complete, and empty.
+    MissingKind(Kind),
     /// Of a watched kind of our own objects.
     Object(Kind, Event<ObservedObject>),
     /// Of pods.
@@ -201,11 +219,7 @@ pub enum Told {
 
 impl Index {
     fn cache(&self, kind: Kind) -> Option<&Cache<ObservedObject>> {
-        match kind {
-            Kind::Deployment => Some(&self.deployments),
-            Kind::Service => Some(&self.services),
-            _ => None,
-        }
+        self.objects.get(&kind)
     }
 
     /// Takes an event; returns the names of endpoints that it may concern.
@@ -214,6 +228,15 @@ impl Index {
         match told {
             Told::Pod(event) => self.pods.take(event, &mut touched),
             Told::ReplicaSet(event) => self.replica_sets.take(event, &mut touched),
+            Told::MissingKind(kind) => {
+                let news = self.missing_kinds.insert(kind);
+                let Some(cache) = self.objects.get_mut(&kind) else { return touched };
+                cache.take(Event::Init, &mut touched);
+                cache.take(Event::InitDone, &mut touched);
+                if news {
+                    self.overlays.retain(|key, _| key.kind != kind);
+                }
+            }
             Told::Object(kind, event) => {
                 let (caught_up, listed) = match &event {
                     Event::Apply(object) => {
@@ -225,11 +248,7 @@ impl Index {
                     Event::InitDone => (None, true),
                     Event::Init | Event::InitApply(_) => (None, false),
                 };
-                let cache = match kind {
-                    Kind::Deployment => &mut self.deployments,
-                    Kind::Service => &mut self.services,
-                    _ => return touched,
-                };
+                let Some(cache) = self.objects.get_mut(&kind) else { return touched };
                 cache.take(event, &mut touched);
                 let lists = cache.lists;
                 if let Some((key, uid, version, applied)) = caught_up
@@ -247,6 +266,12 @@ impl Index {
                     }
                 }
                 if listed {
+                    if self.missing_kinds.remove(&kind) {
+                        // Whoever waits for it has at least a Deployment.
+                        let deployments =
+                            self.objects.get(&Kind::Deployment).map(|cache| cache.by_name.keys().cloned());
+                        touched.extend(deployments.into_iter().flatten());
+                    }
                     self.overlays
                         .retain(|key, overlay| key.kind != kind || overlay.until.is_some() || overlay.lists >= lists);
                 }
@@ -293,18 +318,18 @@ impl Index {
     /// Whether every cache is complete.
     #[must_use]
     pub fn is_synced(&self) -> bool {
-        self.deployments.synced && self.services.synced && self.pods.synced && self.replica_sets.synced
+        self.objects.values().all(|cache| cache.synced) && self.pods.synced && self.replica_sets.synced
     }
 
     /// Which caches are complete and how many objects they hold, by resource.
     #[must_use]
-    pub fn sizes(&self) -> [(&'static str, bool, usize); 4] {
-        [
-            ("deployments", self.deployments.synced, self.deployments.by_name.len()),
-            ("services", self.services.synced, self.services.by_name.len()),
+    pub fn sizes(&self) -> Vec<(&'static str, bool, usize)> {
+        let objects = self.objects.iter().map(|(kind, cache)| (resource(*kind).1, cache.synced, cache.by_name.len()));
+        let generated = [
             ("replicasets", self.replica_sets.synced, self.replica_sets.by_name.len()),
             ("pods", self.pods.synced, self.pods.by_name.len()),
-        ]
+        ];
+        objects.chain(generated).collect()
     }
 
     fn look(&self, key: &ObjectKey, now: BootTime) -> Option<ObservedObject> {
@@ -333,7 +358,7 @@ impl Index {
         if !self.is_synced() {
             return None;
         }
-        let mut observed = Observed::default();
+        let mut observed = Observed { missing_kinds: self.missing_kinds.clone(), ..Observed::default() };
         for key in inventory(endpoint) {
             if let Some(object) = self.look(&key, now) {
                 observed.objects.insert(key.clone(), object);
@@ -360,7 +385,8 @@ impl Index {
             return None;
         }
         let mut found = Vec::new();
-        for name in self.deployments.by_name.keys() {
+        let deployments = self.objects.get(&Kind::Deployment).into_iter().flat_map(|cache| cache.by_name.keys());
+        for name in deployments {
             let key = ObjectKey { kind: Kind::Deployment, name: name.clone() };
             // Our own newest write counts: what it began must be seen by whoever asks next.
             let Some(deployment) = self.look(&key, now).filter(|deployment| restarts::began(deployment).is_some())
@@ -371,6 +397,7 @@ impl Index {
                 objects: BTreeMap::from([(key, deployment.clone())]),
                 pods: self.pods.of_app(name).cloned().collect(),
                 replica_sets: self.replica_sets.of_app(name).cloned().collect(),
+                missing_kinds: BTreeSet::new(),
             };
             found.extend(restarts::unasked_restart(&observed, &deployment));
         }
@@ -527,6 +554,28 @@ mod tests {
         index.remember(reduce::object(Kind::Deployment, body).unwrap(), until);
         assert_eq!(index.look(&key("a"), now()).unwrap().uid, "f");
         assert_eq!(index.look(&key("a"), until), None);
+    }
+
+    #[test]
+    fn a_kind_that_the_cluster_lacks_is_complete_and_its_appearance_touches_who_may_wait_for_it() {
+        let mut index = synced();
+        apply(&mut index, deployment("a", "u", 5));
+        index.take(Told::MissingKind(Kind::ScaledObject));
+        assert!(index.observe("a", now()).unwrap().missing_kinds.contains(&Kind::ScaledObject));
+        assert!(index.is_synced());
+        index.take(Told::Object(Kind::ScaledObject, Event::Init));
+        let touched = index.take(Told::Object(Kind::ScaledObject, Event::InitDone));
+        assert_eq!(touched.into_iter().collect::<Vec<_>>(), ["a"]);
+        assert!(index.observe("a", now()).unwrap().missing_kinds.is_empty());
+    }
+
+    #[test]
+    fn an_autoscaler_that_keda_made_touches_the_endpoint_that_it_scales() {
+        let mut index = synced();
+        let mut object = deployment("keda-hpa-a-decode", "u", 5);
+        object.key.kind = Kind::HorizontalPodAutoscaler;
+        let touched = index.take(Told::Object(Kind::HorizontalPodAutoscaler, Event::Apply(object)));
+        assert!(touched.contains("a") && touched.contains("a-decode"), "{touched:?}");
     }
 
     #[test]

@@ -59,6 +59,8 @@ pub struct Config {
     pub heartbeat_interval: Duration,
     /// `ABSENCE_GAP_SECONDS`: time between the two looks that prove that an endpoint is gone.
     pub absence_gap: Duration,
+    /// `OPTIONAL_KINDS_INTERVAL_SECONDS`: how often KEDA is looked for while a row needs it and the cluster lacks it.
+    pub optional_kinds_interval: Duration,
     /// `INFERENCE_UNHEALTHY_THRESHOLD_SECONDS`: how long an endpoint may have no ready pod before a warning is logged.
     pub unhealthy_threshold: Duration,
     /// `MAX_CONCURRENT_ENDPOINTS`
@@ -118,6 +120,7 @@ impl Config {
         let heartbeat_interval = seconds("HEARTBEAT_INTERVAL_SECONDS", 60, 50);
         let absence_gap = seconds("ABSENCE_GAP_SECONDS", 15, 0);
         let unhealthy_threshold = seconds("INFERENCE_UNHEALTHY_THRESHOLD_SECONDS", 300, 100);
+        let optional_kinds_interval = seconds("OPTIONAL_KINDS_INTERVAL_SECONDS", 60, 100);
         let kubernetes_time_out = seconds("K8S_API_TIMEOUT", 30, 100);
         let renew_interval = seconds("LEASE_RENEW_INTERVAL_SECONDS", 5, 50);
         let renew_time_out = seconds("LEASE_RENEW_TIMEOUT_SECONDS", 3, 50);
@@ -136,6 +139,7 @@ impl Config {
             full_pass_interval,
             heartbeat_interval,
             absence_gap,
+            optional_kinds_interval,
             unhealthy_threshold,
             max_concurrent_endpoints: reader.number("MAX_CONCURRENT_ENDPOINTS", 16_usize, 1..=1024),
             restart_limits: RestartLimits {

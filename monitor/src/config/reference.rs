@@ -4,7 +4,7 @@
 pub type Setting = (&'static str, &'static str, &'static str);
 
 /// All of them, in the page's order.
-pub const SETTINGS: [Setting; 33] = [
+pub const SETTINGS: [Setting; 34] = [
     ("REGION", "unknown-region", "the own region, as rows name it"),
     ("CLUSTER_NAME", "unknown-cluster", "`cluster_id` of log lines"),
     ("PROJECT_NAME", "gco", "prefix of the project's parameters"),
@@ -28,6 +28,11 @@ pub const SETTINGS: [Setting; 33] = [
     ("FULL_PASS_INTERVAL_SECONDS", "300", "every endpoint is planned anew this often, from caches"),
     ("HEARTBEAT_INTERVAL_SECONDS", "60", "between two heartbeats in the regions' table"),
     ("ABSENCE_GAP_SECONDS", "15", "between the two looks that prove that an endpoint is gone"),
+    (
+        "OPTIONAL_KINDS_INTERVAL_SECONDS",
+        "60",
+        "how often KEDA is looked for while a row needs it and the cluster lacks it; ten times less often while none does",
+    ),
     ("INFERENCE_UNHEALTHY_THRESHOLD_SECONDS", "300", "without a ready pod for this long: a warning in the log"),
     ("MAX_CONCURRENT_ENDPOINTS", "16", "endpoints that are worked on at the same time, 1 to 1024"),
     (

@@ -9,7 +9,7 @@ use crate::plan::{Plan, Step};
 /// One action record.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Action {
-    /// `create`, `scale`, `update_image`, `update`, `stop`, `delete`, `cleanup`, `claim`.
+    /// `create`, `scale`, `update_image`, `update`, `reconcile_autoscaler`, `stop`, `delete`, `cleanup`, `claim`.
     pub action: &'static str,
     /// New image, of `update_image`.
     pub image: Option<String>,
@@ -64,6 +64,11 @@ pub fn action_of(intent: &Intent, plan: &Plan, observed: &Observed) -> Option<Ac
                     (_, Some(count)) => Action { action: "scale", image: None, replicas: Some(count) },
                     _ => Action { action: "update", ..Action::default() },
                 };
+            }
+            Step::Create { key, .. } | Step::Replace { key, .. } | Step::Delete { key, .. }
+                if key.kind.is_autoscaler() && matches!(action.action, "claim" | "update") =>
+            {
+                action.action = "reconcile_autoscaler";
             }
             Step::Create { .. } | Step::Replace { .. } | Step::Delete { .. } if action.action == "claim" => {
                 action.action = "update";

@@ -68,6 +68,8 @@ pub struct PreviewInput<'a> {
     pub row: &'a EndpointRow,
     /// Where, beside whom, and whether changes are frozen.
     pub context: RegionContext<'a>,
+    /// The region's cluster, as its monitor's `CLUSTER_NAME` says: a GPU metric of an autoscaler names it.
+    pub cluster_name: &'a str,
     /// Lifecycles of all rows.
     pub known_lifecycles: &'a BTreeSet<String>,
     /// What is there.
@@ -77,9 +79,9 @@ pub struct PreviewInput<'a> {
 /// Plans without acting.
 #[must_use]
 pub fn preview(input: &PreviewInput<'_>) -> Preview {
-    let PreviewInput { row, context, known_lifecycles, observed } = input;
+    let PreviewInput { row, context, cluster_name, known_lifecycles, observed } = input;
     let intent = decide(row, context);
-    let desired = desired_of(row, context, &intent);
+    let desired = desired_of(row, context, cluster_name, &intent);
     let digest = spec_digest(&row.spec);
     let goal = match (&intent, &desired) {
         (Intent::Serve { identity, spec, refresh, .. }, Some(desired)) => {
@@ -132,12 +134,18 @@ pub fn preview(input: &PreviewInput<'_>) -> Preview {
     }
 }
 
-fn desired_of(row: &EndpointRow, context: &RegionContext<'_>, intent: &Intent) -> Option<DesiredSet> {
+fn desired_of(
+    row: &EndpointRow,
+    context: &RegionContext<'_>,
+    cluster_name: &str,
+    intent: &Intent,
+) -> Option<DesiredSet> {
     let Intent::Serve { identity, spec, .. } = intent else { return None };
     Some(classic(&RenderInput {
         name: &row.name,
         namespace: context.namespace,
         region: context.region,
+        cluster_name,
         identity,
         spec: &spec.spec,
     }))

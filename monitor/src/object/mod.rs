@@ -2,7 +2,7 @@
 
 pub mod quantity;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde_json::Value;
@@ -13,9 +13,9 @@ pub const MODEL_CONTAINER: &str = "inference";
 /// Every kind that can belong to an endpoint (the wire contract, C.9). Ordered as they are deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
-    /// `keda.sh/v1alpha1` ScaledObject: deleted with an endpoint, not rendered yet.
+    /// `keda.sh/v1alpha1` ScaledObject. KEDA is optional in a cluster.
     ScaledObject,
-    /// `autoscaling/v2` HorizontalPodAutoscaler: deleted with an endpoint, not rendered yet.
+    /// `autoscaling/v2` HorizontalPodAutoscaler.
     HorizontalPodAutoscaler,
     /// `apps/v1` Deployment.
     Deployment,
@@ -48,7 +48,19 @@ impl Kind {
     }
 
     /// Kinds that are watched and rendered so far.
-    pub const WATCHED: [Self; 2] = [Self::Deployment, Self::Service];
+    pub const WATCHED: [Self; 4] = [Self::ScaledObject, Self::HorizontalPodAutoscaler, Self::Deployment, Self::Service];
+
+    /// Whether objects of this kind set the replica count of the Deployment that has their name.
+    #[must_use]
+    pub fn is_autoscaler(self) -> bool {
+        matches!(self, Self::ScaledObject | Self::HorizontalPodAutoscaler)
+    }
+
+    /// Whether a cluster may lack this kind.
+    #[must_use]
+    pub fn is_optional(self) -> bool {
+        matches!(self, Self::ScaledObject | Self::HttpRoute)
+    }
 }
 
 /// An object's place in the endpoint's namespace.
@@ -75,6 +87,8 @@ pub struct DesiredObject {
     pub body: Value,
     /// For Deployments: hash of the row's inputs of the pod template.
     pub input_hash: Option<String>,
+    /// For Deployments: `spec.replicas` belongs to an autoscaler; the body's is only what to start from none with.
+    pub autoscaled: bool,
 }
 
 /// Every object that should exist for one endpoint, in apply order. Nothing else of ours should exist for it.
@@ -111,6 +125,26 @@ impl ObservedObject {
     pub fn label(&self, name: &str) -> Option<&str> {
         self.body.get("metadata")?.get("labels")?.get(name)?.as_str()
     }
+
+    /// Whether this is the HorizontalPodAutoscaler that KEDA made for a ScaledObject. KEDA copies the ScaledObject's labels
+    /// and annotations to it, so that only its controller tells it from one of ours.
+    #[must_use]
+    pub fn is_of_keda(&self) -> bool {
+        let owners = self.body.pointer("/metadata/ownerReferences").and_then(Value::as_array);
+        let is_keda = |owner: &Value| {
+            let text = |field: &str| owner.get(field).and_then(Value::as_str).unwrap_or_default();
+            owner.get("controller").and_then(Value::as_bool) == Some(true)
+                && text("kind") == "ScaledObject"
+                && text("apiVersion").starts_with("keda.sh/")
+        };
+        self.key.kind == Kind::HorizontalPodAutoscaler && owners.is_some_and(|owners| owners.iter().any(is_keda))
+    }
+}
+
+/// The name of the Deployment whose count an autoscaler of this name sets.
+#[must_use]
+pub fn target_of(autoscaler: &str) -> &str {
+    autoscaler.strip_prefix(gco_store::name::KEDA_PREFIX).unwrap_or(autoscaler)
 }
 
 /// A port of a container.
@@ -191,4 +225,6 @@ pub struct Observed {
     pub pods: Vec<ObservedPod>,
     /// ReplicaSets of the same.
     pub replica_sets: Vec<ObservedReplicaSet>,
+    /// Optional kinds that this cluster does not have.
+    pub missing_kinds: BTreeSet<Kind>,
 }

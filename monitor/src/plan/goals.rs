@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::ownership::{Owner, Viewpoint, made_by_us, pod_input_hash};
 use super::template::{self, Fate, Question};
-use super::{Obstacle, Plan, PlanInput, Precondition, Step, Upkeep, body, compare, inventory, obstacle};
+use super::{Obstacle, Plan, PlanInput, Precondition, Step, Upkeep, autoscalers, body, compare, inventory, obstacle};
 use crate::identity::{ANNOTATION_LEADER_TERM, ANNOTATION_LIFECYCLE, ANNOTATION_RESTART_CAUSE, RowIdentity};
 use crate::intent::CleanUp;
 use crate::object::{
@@ -23,17 +23,17 @@ const NAMED_DIFFERENCES: usize = 6;
 const SHOWN_TOKEN: usize = 8;
 
 /// What a plan is put together from.
-struct Draft<'a> {
-    input: &'a PlanInput<'a>,
-    viewpoint: Viewpoint<'a>,
+pub(super) struct Draft<'a> {
+    pub(super) input: &'a PlanInput<'a>,
+    pub(super) viewpoint: Viewpoint<'a>,
     /// Names that belong to the endpoint. Whatever else is handed in is not looked at: a fault in whoever collects the
     /// view must not let one endpoint's plan reach another's objects.
     names: BTreeSet<ObjectKey>,
     stale: Vec<Step>,
-    steps: Vec<Step>,
+    pub(super) steps: Vec<Step>,
     obstacles: Vec<Obstacle>,
     /// Objects of ours that this plan leaves alone whole, stamps included.
-    left_alone: BTreeSet<ObjectKey>,
+    pub(super) left_alone: BTreeSet<ObjectKey>,
     /// The model's port in each Deployment's template, as it will be after this plan.
     ports: BTreeMap<String, Option<ObservedPort>>,
 }
@@ -62,11 +62,11 @@ impl<'a> Draft<'a> {
     }
 
     /// What is there of the endpoint's names.
-    fn objects(&self) -> Vec<&'a ObservedObject> {
+    pub(super) fn objects(&self) -> Vec<&'a ObservedObject> {
         self.input.observed.objects.values().filter(|object| self.names.contains(&object.key)).collect()
     }
 
-    fn obstruct(&mut self, key: &ObjectKey, reason: &'static str) {
+    pub(super) fn obstruct(&mut self, key: &ObjectKey, reason: &'static str) {
         self.obstacles.push(Obstacle { key: key.clone(), reason });
     }
 
@@ -188,7 +188,7 @@ fn precondition(object: &ObservedObject) -> Precondition {
     Precondition { uid: object.uid.clone(), resource_version: object.resource_version.clone() }
 }
 
-fn delete(object: &ObservedObject, reason: String) -> Step {
+pub(super) fn delete(object: &ObservedObject, reason: String) -> Step {
     Step::Delete { key: object.key.clone(), of: precondition(object), reason }
 }
 
@@ -218,17 +218,21 @@ pub(super) fn hold<'a>(
             draft.hand_off(object, owner);
         }
     }
+    let held = autoscalers::release(&mut draft, desired);
     for object in &desired.objects {
-        hold_one(&mut draft, object, upkeep);
+        hold_one(&mut draft, object, upkeep, &held);
     }
-    if draft.obstacles.is_empty() && draft.stale.is_empty() && draft.steps.is_empty() {
+    // A kind that the cluster lacks does not come by waiting.
+    let in_the_way = draft.obstacles.iter().any(|one| one.reason != obstacle::KIND_MISSING);
+    if !in_the_way && draft.stale.is_empty() && draft.steps.is_empty() {
         prune(&mut draft, desired, &wanted);
     }
     draft.finish()
 }
 
-fn hold_one(draft: &mut Draft<'_>, desired: &DesiredObject, upkeep: &Upkeep<'_>) {
-    let DesiredObject { key, body: rendered, input_hash } = desired;
+/// One desired object. `held`: names of Deployments whose count belongs to an autoscaler that is to go.
+fn hold_one(draft: &mut Draft<'_>, desired: &DesiredObject, upkeep: &Upkeep<'_>, held: &BTreeSet<String>) {
+    let DesiredObject { key, body: rendered, input_hash: _, autoscaled: _ } = desired;
     let Some(live) = draft.input.observed.objects.get(key) else {
         let mut content = rendered.clone();
         match key.kind {
@@ -237,6 +241,7 @@ fn hold_one(draft: &mut Draft<'_>, desired: &DesiredObject, upkeep: &Upkeep<'_>)
                 content = Question::recorded(&content, upkeep);
             }
             Kind::Service => draft.follow_pods(&key.name, &mut content, None),
+            kind if kind.is_autoscaler() && !autoscalers::may_be_made(draft, key, held) => return,
             _ => {}
         }
         let body = body::created(&content, draft.input.leader);
@@ -245,7 +250,7 @@ fn hold_one(draft: &mut Draft<'_>, desired: &DesiredObject, upkeep: &Upkeep<'_>)
     };
     let owner = draft.viewpoint.owner_of(live);
     match owner {
-        Owner::Foreign => return draft.obstruct(key, obstacle::FOREIGN),
+        Owner::Foreign | Owner::OfKeda => return draft.obstruct(key, obstacle::FOREIGN),
         Owner::OtherEndpoint => return draft.obstruct(key, obstacle::OTHER_ENDPOINT),
         Owner::StaleLifecycle | Owner::StaleGeneration => return draft.hand_off(live, owner),
         Owner::Ours | Owner::Unmarked => {}
@@ -259,7 +264,7 @@ fn hold_one(draft: &mut Draft<'_>, desired: &DesiredObject, upkeep: &Upkeep<'_>)
         return draft.obstruct(key, obstacle::TABLE_AWAY);
     }
     match key.kind {
-        Kind::Deployment => hold_deployment(draft, rendered, input_hash.as_deref().unwrap_or_default(), live, upkeep),
+        Kind::Deployment => hold_deployment(draft, desired, live, upkeep, held),
         Kind::Service => {
             let mut content = rendered.clone();
             draft.follow_pods(&key.name, &mut content, Some(live));
@@ -272,11 +277,13 @@ fn hold_one(draft: &mut Draft<'_>, desired: &DesiredObject, upkeep: &Upkeep<'_>)
 /// A Deployment's metadata, counts and strategy follow at once; its template as [`Question::fate`] says.
 fn hold_deployment(
     draft: &mut Draft<'_>,
-    rendered: &Value,
-    input_hash: &str,
+    desired: &DesiredObject,
     live: &ObservedObject,
     upkeep: &Upkeep<'_>,
+    held: &BTreeSet<String>,
 ) {
+    let rendered = &desired.body;
+    let input_hash = desired.input_hash.as_deref().unwrap_or_default();
     let question = Question { live, rendered, input_hash, upkeep, observed: draft.input.observed };
     let fate = question.fate();
     let mut content = question.content(fate);
@@ -303,7 +310,10 @@ fn hold_deployment(
     }
     draft.note_port(&live.key.name, &content);
     let live_replicas = body::replicas(&live.body);
-    if draft.input.table_away && body::replicas(&content) < live_replicas {
+    // An autoscaler's count is carried under the same precondition as everything else; none is where we start it from.
+    let is_of_autoscaler = held.contains(&live.key.name) || (desired.autoscaled && live_replicas > 0);
+    let would_shrink_alone = draft.input.table_away && body::replicas(&content) < live_replicas;
+    if is_of_autoscaler || would_shrink_alone {
         body::set_replicas(&mut content, live_replicas);
     }
     let differences = compare::differences(Kind::Deployment, &content, &live.body);
@@ -347,6 +357,7 @@ fn prune(draft: &mut Draft<'_>, desired: &DesiredSet, wanted: &BTreeSet<&ObjectK
     let unwanted = draft.objects().into_iter().filter(|object| {
         let ObjectKey { kind, name } = &object.key;
         Kind::WATCHED.contains(kind)
+            && !kind.is_autoscaler()
             && !wanted.contains(&object.key)
             && !object.terminating
             && draft.viewpoint.owner_of(object) == Owner::Ours
@@ -385,10 +396,11 @@ pub(super) fn stop<'a>(input: &'a PlanInput<'a>, identity: &'a RowIdentity) -> P
         let owner = draft.viewpoint.owner_of(object);
         match owner {
             Owner::StaleLifecycle | Owner::StaleGeneration => draft.hand_off(object, owner),
+            _ if object.key.kind.is_autoscaler() => autoscalers::stop_one(&mut draft, object, owner),
             Owner::Ours | Owner::Unmarked if object.key.kind == Kind::Deployment => {
                 stop_one(&mut draft, object, identity);
             }
-            Owner::Ours | Owner::Unmarked | Owner::OtherEndpoint | Owner::Foreign => {}
+            Owner::Ours | Owner::Unmarked | Owner::OtherEndpoint | Owner::Foreign | Owner::OfKeda => {}
         }
     }
     draft.finish()
@@ -400,7 +412,7 @@ fn stop_one(draft: &mut Draft<'_>, live: &ObservedObject, identity: &RowIdentity
         return draft.obstruct(&live.key, obstacle::TERMINATING);
     }
     // A stop scales down, which is not done on the word of a table that cannot be read.
-    if replicas == 0 || draft.input.table_away {
+    if replicas == 0 || draft.input.table_away || autoscalers::may_raise_from_none(draft, &live.key.name) {
         return;
     }
     // The live body, not a rendered one: a stop must work for any spec, and must not roll what it stops.
@@ -429,7 +441,9 @@ pub(super) fn remove<'a>(input: &'a PlanInput<'a>, clean_up: &'a CleanUp, region
         match draft.viewpoint.owner_of(object) {
             Owner::Foreign => draft.obstruct(&object.key, obstacle::FOREIGN),
             Owner::OtherEndpoint => draft.obstruct(&object.key, obstacle::OTHER_ENDPOINT),
-            Owner::Ours | Owner::StaleGeneration | Owner::StaleLifecycle | Owner::Unmarked => {
+            // It goes with its ScaledObject, which is deleted here, too.
+            Owner::OfKeda if autoscalers::goes_by_itself(&draft, object) => left += 1,
+            Owner::OfKeda | Owner::Ours | Owner::StaleGeneration | Owner::StaleLifecycle | Owner::Unmarked => {
                 left += 1;
                 if object.terminating {
                     draft.obstruct(&object.key, obstacle::TERMINATING);

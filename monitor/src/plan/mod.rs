@@ -3,6 +3,7 @@
 //! A step is planned only for a difference in something we own ([`compare`]), only on objects that are ours
 //! ([`ownership`]), and carries everything of others over ([`body`]). Marks of leadership are never a reason to write.
 
+mod autoscalers;
 pub mod body;
 pub mod compare;
 mod goals;
@@ -107,6 +108,8 @@ pub mod obstacle {
     pub const RESTARTS_STOPPED: &str = "RestartsStopped";
     /// The server answered the same write with unchanged content; it is not repeated.
     pub const WRITE_WITHOUT_EFFECT: &str = "WriteWithoutEffect";
+    /// The cluster does not have this kind: KEDA is not installed.
+    pub const KIND_MISSING: &str = "KindMissing";
     /// It is of an earlier lifecycle or generation, and nothing is deleted while the table cannot be read.
     pub const TABLE_AWAY: &str = "TableAway";
 }
@@ -185,7 +188,7 @@ pub struct PlanInput<'a> {
 /// Plans.
 ///
 /// Order of the steps: stamps (nothing is safe from a deposed leader before them), hand-off of stale objects (all at once,
-/// D-23), then what should exist in its apply order, then what should not, workloads after their replacements are ready.
+/// D-23), autoscalers that should go, then what should exist in its apply order, then what should not, workloads after their replacements are ready.
 #[must_use]
 pub fn plan(input: &PlanInput<'_>) -> Plan {
     let PlanInput { goal, .. } = input;

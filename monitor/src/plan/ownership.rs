@@ -21,6 +21,9 @@ pub enum Owner {
     OtherEndpoint,
     /// Our labels, exactly as the contract gives them, and no lifecycle: made before lifecycles were, or stripped.
     Unmarked,
+    /// The autoscaler that KEDA made for a ScaledObject. It carries copies of the ScaledObject's labels and annotations, so
+    /// it looks like ours, and comes and goes with the ScaledObject.
+    OfKeda,
     /// Everything else.
     Foreign,
 }
@@ -41,6 +44,9 @@ impl Viewpoint<'_> {
     #[must_use]
     pub fn owner_of(&self, object: &ObservedObject) -> Owner {
         let Self { lifecycle_id, region_generation, known_lifecycles } = self;
+        if object.is_of_keda() {
+            return Owner::OfKeda;
+        }
         let labelled = [LABEL_PROJECT, LABEL_TYPE].iter().all(|(name, value)| object.label(name) == Some(value));
         let Some(lifecycle) = object.annotation(ANNOTATION_LIFECYCLE) else {
             // Without a lifecycle the labels are all there is to go by, so they must all fit. An object that only shares

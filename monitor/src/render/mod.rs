@@ -5,6 +5,7 @@
 //! that made it wrong (`imagePullPolicy` of an earlier tag, for example). Maps of the spec are read, never written
 //! into (D-53).
 
+mod autoscaler;
 pub mod original;
 mod pod;
 mod resources;
@@ -35,6 +36,8 @@ pub struct RenderInput<'a> {
     pub namespace: &'a str,
     /// Region.
     pub region: &'a str,
+    /// Name of the cluster, a dimension of KEDA's metrics.
+    pub cluster_name: &'a str,
     /// Whose objects.
     pub identity: &'a RowIdentity,
     /// What to run.
@@ -73,8 +76,8 @@ pub fn canary_name(endpoint: &str) -> String {
     format!("{endpoint}{CANARY_SUFFIX}")
 }
 
-/// Everything of a classic endpoint: its Deployment and Service, then those of its canary, if the spec has one (the wire
-/// contract, C.11, C.12.1 and C.12.2).
+/// Everything of a classic endpoint: its Deployment and Service, then those of its canary, if the spec has one, then its
+/// autoscaler, if it is asked for (the wire contract, C.11, C.12.1, C.12.2 and C.13).
 #[must_use]
 pub fn classic(input: &RenderInput<'_>) -> DesiredSet {
     let mut objects = model_server(input, input.name, 0);
@@ -85,6 +88,7 @@ pub fn classic(input: &RenderInput<'_>) -> DesiredSet {
         let input = RenderInput { spec: &spec, ..input.clone() };
         objects.extend(model_server(&input, &canary_name(input.name), CANARY_SETTLING_SECONDS));
     }
+    objects.extend(autoscaler::of(input));
     DesiredSet { objects }
 }
 
@@ -93,28 +97,21 @@ pub fn classic(input: &RenderInput<'_>) -> DesiredSet {
 /// The Deployment comes first, as in the original: a Service without pods answers nothing either way, and a Deployment
 /// without its Service is at least starting.
 fn model_server(input: &RenderInput<'_>, object: &str, settling_seconds: i32) -> Vec<DesiredObject> {
-    let RenderInput { name: _, namespace, region, identity, spec } = input;
+    let RenderInput { name: _, namespace: _, region, cluster_name: _, identity, spec } = input;
     let name = object;
     let input_hash = spec.template_input_hash(region);
     let mut annotations = identity.annotations();
     annotations.insert(ANNOTATION_INPUT_HASH.to_owned(), input_hash.clone());
     let template = pod::template(input, object, &annotations);
     annotations.insert(ANNOTATION_RENDERER.to_owned(), RENDERER_VERSION.to_string());
-    let metadata = |annotations: BTreeMap<String, String>| ObjectMeta {
-        name: Some(name.to_owned()),
-        namespace: Some((*namespace).to_owned()),
-        labels: Some(identity::labels(name)),
-        annotations: Some(annotations),
-        ..ObjectMeta::default()
-    };
     let deployment = Deployment {
-        metadata: metadata(annotations),
+        metadata: metadata(input, name, annotations),
         spec: Some(DeploymentSpec {
             min_ready_seconds: Some(settling_seconds),
             progress_deadline_seconds: Some(signed(
                 spec.startup_timeout_seconds.saturating_add(ROLLOUT_MARGIN_SECONDS),
             )),
-            replicas: Some(signed(spec.replicas)),
+            replicas: Some(signed(spec.first_replicas())),
             revision_history_limit: Some(REVISION_HISTORY),
             // Only `app`, as in the original: a selector can never be changed.
             selector: LabelSelector { match_labels: Some(app_selector(name)), match_expressions: None },
@@ -128,7 +125,7 @@ fn model_server(input: &RenderInput<'_>, object: &str, settling_seconds: i32) ->
     // Egress policies of the VPC CNI are only evaluated for Services that select by this label too.
     selector.insert(identity::LABEL_TYPE.0.to_owned(), identity::LABEL_TYPE.1.to_owned());
     let service = Service {
-        metadata: metadata(identity.annotations()),
+        metadata: metadata(input, name, identity.annotations()),
         spec: Some(ServiceSpec {
             type_: Some("ClusterIP".to_owned()),
             selector: Some(selector),
@@ -143,9 +140,27 @@ fn model_server(input: &RenderInput<'_>, object: &str, settling_seconds: i32) ->
         }),
         status: None,
     };
-    let object =
-        |kind, body, input_hash| DesiredObject { key: ObjectKey { kind, name: name.to_owned() }, body, input_hash };
-    vec![object(Kind::Deployment, json(&deployment), Some(input_hash)), object(Kind::Service, json(&service), None)]
+    let object = |kind, body, input_hash, autoscaled| DesiredObject {
+        key: ObjectKey { kind, name: name.to_owned() },
+        body,
+        input_hash,
+        autoscaled,
+    };
+    vec![
+        object(Kind::Deployment, json(&deployment), Some(input_hash), spec.autoscaled().is_some()),
+        object(Kind::Service, json(&service), None, false),
+    ]
+}
+
+/// Metadata of the object `name` of an endpoint.
+fn metadata(input: &RenderInput<'_>, name: &str, annotations: BTreeMap<String, String>) -> ObjectMeta {
+    ObjectMeta {
+        name: Some(name.to_owned()),
+        namespace: Some(input.namespace.to_owned()),
+        labels: Some(identity::labels(name)),
+        annotations: Some(annotations),
+        ..ObjectMeta::default()
+    }
 }
 
 /// How pods are replaced.
@@ -155,9 +170,11 @@ fn model_server(input: &RenderInput<'_>, object: &str, settling_seconds: i32) ->
 /// its replacement comes; from four replicas on, a quarter at a time. With surge, none goes before its replacement is
 /// ready. Never are both zero, which the server refuses.
 fn strategy(spec: &Spec) -> DeploymentStrategy {
+    // Not the live count: an autoscaler's step would then be a reason to write the Deployment.
+    let fewest = spec.autoscaled().map_or(spec.replicas, |bounds| bounds.min_replicas);
     let unavailable = if spec.max_surge > 0 {
         IntOrString::Int(0)
-    } else if spec.replicas >= QUARTER_IS_A_POD {
+    } else if fewest >= QUARTER_IS_A_POD {
         IntOrString::String("25%".to_owned())
     } else {
         IntOrString::Int(1)

@@ -55,7 +55,7 @@ pub(super) fn template(
     object: &str,
     annotations: &BTreeMap<String, String>,
 ) -> PodTemplateSpec {
-    let RenderInput { name, namespace: _, region, identity: _, spec } = input;
+    let RenderInput { name, namespace: _, region, cluster_name: _, identity: _, spec } = input;
     let image = spec.image_for(region);
     let storage = spec.model_path.is_some() || spec.model_source.is_some();
     let node_selector = node_selector(spec);

@@ -18,6 +18,8 @@ pub(super) mod kind {
     pub(crate) const ROLLED_OUT: &str = "RolledOut";
     /// The canary gets its share of requests; only while the row asks for one.
     pub(crate) const CANARY_READY: &str = "CanaryReady";
+    /// An autoscaler works on the replica count; only where the row asks for one.
+    pub(crate) const AUTOSCALING: &str = "Autoscaling";
     /// Objects stand in the way; only while they do.
     pub(crate) const BLOCKED: &str = "Blocked";
     /// Something is awaited; only while it is.

@@ -8,6 +8,7 @@
 //!
 //! Inputs are taken apart field by field, without `..`: a new field cannot be forgotten here.
 
+mod autoscaling;
 mod canary;
 pub mod codes;
 mod conditions;

@@ -2,9 +2,10 @@
 
 use gco_store::problem::{FieldProblem, joined};
 use gco_store::spec::CheckedSpec;
-use gco_store::status::{PodReason, RegionEntry, Rollout, State};
+use gco_store::status::{Autoscaler, PodReason, RegionEntry, Rollout, State};
 use gco_store::wire::{Item, Value};
 
+use super::autoscaling::Scaling;
 use super::canary::{self, Canary};
 use super::codes::{self, Code, LONGEST_ERROR};
 use super::conditions::{self, Conditions, kind};
@@ -26,6 +27,7 @@ struct Parts {
     error: Option<String>,
     degraded: bool,
     rollout: Option<Rollout>,
+    autoscaler: Option<Autoscaler>,
     pods: Vec<PodReason>,
     blocked_by: Vec<String>,
     extra: Item,
@@ -39,7 +41,7 @@ fn entry(
     conditions: Conditions<'_>,
 ) -> RegionEntry {
     let RowIdentity { lifecycle_id, region_generation } = identity;
-    let Parts { state, ready, desired, error, degraded, rollout, pods, blocked_by, extra } = parts;
+    let Parts { state, ready, desired, error, degraded, rollout, autoscaler, pods, blocked_by, extra } = parts;
     RegionEntry {
         state,
         replicas_ready: ready,
@@ -54,6 +56,7 @@ fn entry(
         conditions: conditions.finish(),
         observed_spec: standing.observed_spec(seen),
         rollout,
+        autoscaler,
         blocked_by,
         pods,
         extra,
@@ -73,12 +76,17 @@ pub(super) fn serving(
     let standing = Standing::of(observed, &row.name, &identity.lifecycle_id);
     let canary = Canary::asked(observed, &row.name, &identity.lifecycle_id, spec, region);
     let ready = standing.ready();
-    let desired = spec.replicas;
+    // An autoscaler's wish of the moment is what is desired; what the row asks for is that there are no fewer than its least.
+    let (asked, desired) = match spec.autoscaled() {
+        None => (spec.replicas, spec.replicas),
+        Some(bounds) => (bounds.min_replicas, standing.live_replicas().unwrap_or_else(|| spec.first_replicas())),
+    };
+    let scaling = Scaling::of(observed, &row.name, &identity.lifecycle_id);
     let reasons = pods::reasons(&standing.pods, stored);
     let progress = standing.progress();
 
     let mut conditions = Conditions::new(stored, now);
-    ready_condition(&mut conditions, ready, desired, &standing.pods);
+    ready_condition(&mut conditions, ready, (asked, desired), &standing.pods);
     if without_effect.is_empty() {
         conditions.add(kind::SPEC_VALID, true, "Valid", "");
     } else {
@@ -88,6 +96,7 @@ pub(super) fn serving(
     if let Some(kept) = standing.kept_template(spec, region) {
         conditions.add(kind::TEMPLATE_CURRENT, false, kept.reason, kept.message);
     }
+    scaling.add_condition(spec, &mut conditions);
     if let Some(canary) = &canary {
         canary.condition(&mut conditions);
     }
@@ -103,8 +112,9 @@ pub(super) fn serving(
         ready,
         desired,
         error,
-        degraded: ready > 0 && ready < desired,
+        degraded: ready > 0 && ready < asked,
         rollout: progress.and_then(|progress| progress.rollout),
+        autoscaler: scaling.owner(),
         pods: with_canary(&standing, canary.as_ref(), stored),
         blocked_by: conditions::blocked_by(&done.obstacles),
         extra: canary.iter().map(|canary| (canary::KEY.to_owned(), canary.to_value())).collect(),
@@ -133,9 +143,10 @@ fn serving_state(ready: u32, done: &Done) -> State {
     }
 }
 
-fn ready_condition(conditions: &mut Conditions<'_>, ready: u32, desired: u32, pods: &[&ObservedPod]) {
+/// `asked`: how many ready pods are as many as the row asks for.
+fn ready_condition(conditions: &mut Conditions<'_>, ready: u32, (asked, desired): (u32, u32), pods: &[&ObservedPod]) {
     let counts = format!("{ready} of {desired} pods are ready");
-    if ready >= desired && ready > 0 {
+    if ready >= asked && ready > 0 {
         conditions.add(kind::READY, true, "PodsReady", counts);
     } else if ready > 0 {
         conditions.add(kind::READY, true, "FewerPodsThanAsked", counts);
@@ -231,7 +242,7 @@ pub(super) fn rejected(
         }
     };
     let mut conditions = Conditions::new(stored, now);
-    ready_condition(&mut conditions, ready, desired, &standing.pods);
+    ready_condition(&mut conditions, ready, (desired, desired), &standing.pods);
     if why == reason::INVALID_SPEC {
         conditions.add(kind::SPEC_VALID, false, why, joined(problems));
     } else {
@@ -253,6 +264,7 @@ pub(super) fn rejected(
         desired,
         error: Some(code.text(&joined(problems))),
         rollout: None,
+        autoscaler: Scaling::of(observed, &row.name, &identity.lifecycle_id).owner(),
         pods: with_canary(&standing, canary.as_ref(), stored),
         blocked_by: conditions::blocked_by(&done.obstacles),
         // What the original keeps there (`roles`, `store`) is read by the router and by people.
@@ -276,17 +288,23 @@ pub(super) fn stopping(
         .collect();
     let sum = |counts: Vec<u32>| counts.into_iter().fold(0_u32, u32::saturating_add);
     let holds_pods = standings.iter().any(Standing::holds_pods);
+    let scales = inventory(&row.name)
+        .iter()
+        .filter(|key| key.kind == Kind::Deployment)
+        .any(|key| Scaling::of(observed, &key.name, &identity.lifecycle_id).is_there());
     let all_pods: Vec<&ObservedPod> = standings.iter().flat_map(|standing| standing.pods.iter().copied()).collect();
 
     let mut conditions = Conditions::new(stored, now);
     if holds_pods {
         conditions.add(kind::READY, false, "Stopping", "pods are being stopped");
+    } else if scales {
+        conditions.add(kind::READY, false, "Stopping", "the autoscaler is being removed");
     } else {
         conditions.add(kind::READY, false, "Stopped", "the row asks for no pods");
     }
     conditions.of_pass(done);
     conditions.paused(paused);
-    let (state, ready, desired, reasons) = if holds_pods {
+    let (state, ready, desired, reasons) = if holds_pods || scales {
         let ready = standings.iter().map(Standing::ready).collect();
         let live = standings.iter().filter_map(Standing::live_replicas).collect();
         (State::Stopping, sum(ready), sum(live), pods::reasons(&all_pods, stored))
@@ -300,6 +318,7 @@ pub(super) fn stopping(
         error: lasting_failure(done).or_else(|| in_the_way(done)),
         degraded: false,
         rollout: None,
+        autoscaler: None,
         pods: reasons,
         blocked_by: conditions::blocked_by(&done.obstacles),
         extra: Item::new(),
@@ -355,6 +374,7 @@ pub(super) fn removing(
         conditions: conditions.finish(),
         observed_spec: None,
         rollout: None,
+        autoscaler: None,
         blocked_by,
         pods: Vec::new(),
         extra: Item::new(),

@@ -44,7 +44,7 @@ pub(super) struct Progress {
 
 impl<'a> Standing<'a> {
     pub(super) fn of(observed: &'a Observed, name: &str, lifecycle_id: &str) -> Self {
-        let Observed { objects: _, pods, replica_sets: _ } = observed;
+        let Observed { objects: _, pods, replica_sets: _, missing_kinds: _ } = observed;
         let key = ObjectKey { kind: Kind::Deployment, name: name.to_owned() };
         let deployment = Self::ours(observed, &key, lifecycle_id);
         let pods =

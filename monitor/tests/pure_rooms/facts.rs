@@ -1,8 +1,10 @@
 //! Hand-written facts of the wire contract, read against the reference files; the renderer is not called.
 
+use std::collections::BTreeMap;
+
 use serde_json::Value;
 
-use super::golden::{CANARY_CASES, CASES};
+use super::golden::{CANARY_CASES, CASES, kinds_of};
 use super::support::{identity_of, row, tests_folder};
 
 /// Fewest facts that say something about a fixture.
@@ -25,7 +27,9 @@ fn every_reference_file_follows_the_hand_written_facts_of_the_contract() {
             let path = folder.join(format!("{fixture}.{region}.{kind}.json"));
             serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
         };
-        let (deployment, service) = (object("deployment"), object("service"));
+        let objects: BTreeMap<&str, Value> =
+            kinds_of(fixture).into_iter().map(|kind| (kind.word(), object(kind.word()))).collect();
+        let deployment = &objects["deployment"];
         let mut count = 0;
         for line in common.lines().chain(own.lines()).filter(|line| !line.starts_with('#')) {
             let fact = line
@@ -33,7 +37,7 @@ fn every_reference_file_follows_the_hand_written_facts_of_the_contract() {
                 .replace("$LIFECYCLE", &identity.lifecycle_id)
                 .replace("$GENERATION", &identity.region_generation);
             let (kind, rest) = fact.split_once(' ').unwrap();
-            let body = if kind == "deployment" { &deployment } else { &service };
+            let body = objects.get(kind).unwrap_or_else(|| panic!("{line}: there is no {kind} of {fixture}"));
             let holds = match rest.split_once(" = ") {
                 Some((pointer, value)) => {
                     let value: Value = serde_json::from_str(value).unwrap_or_else(|error| panic!("{line}: {error}"));
@@ -48,7 +52,7 @@ fn every_reference_file_follows_the_hand_written_facts_of_the_contract() {
         }
         println!("{fixture} in {region}: {count} facts");
         assert!(count >= FEWEST, "{fixture} in {region}: only {count} facts");
-        hashes_agree(&deployment);
+        hashes_agree(deployment);
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
 }

@@ -1,13 +1,16 @@
 //! Reference files: what every served fixture renders to, in every target region.
 
-use super::support::{identity_of, row, spec_of, tests_folder};
+use super::support::{CLUSTER, identity_of, row, spec_of, tests_folder};
 use gco_monitor::object::Kind;
 use gco_monitor::render::{RenderInput, classic};
 
 /// Fixture and region of every reference file.
-pub(crate) const CASES: [(&str, &str); 11] = [
+pub(crate) const CASES: [(&str, &str); 14] = [
     ("classic-minimal", "us-east-1"),
     ("classic-minimal", "eu-west-1"),
+    ("classic-hpa", "us-east-1"),
+    ("classic-keda-gpu", "us-east-1"),
+    ("classic-keda-gpu", "eu-west-1"),
     ("classic-full", "us-east-1"),
     ("classic-full", "eu-west-1"),
     // Rendered as if it were started.
@@ -38,12 +41,13 @@ fn every_served_fixture_renders_to_its_reference_files() {
             name: &row.name,
             namespace: row.namespace.as_deref().unwrap(),
             region,
+            cluster_name: CLUSTER,
             identity: &identity,
             spec: &spec,
         });
         let kinds: Vec<Kind> = set.objects.iter().map(|one| one.key.kind).collect();
         let count = if CANARY_CASES.contains(&(fixture, region)) { 2 } else { 1 };
-        assert_eq!(kinds, [Kind::Deployment, Kind::Service].repeat(count));
+        assert_eq!(kinds, kinds_of(fixture).repeat(count));
         for object in &set.objects {
             let word = object.key.kind.word();
             let word = if object.key.name == row.name { word.to_owned() } else { format!("canary-{word}") };
@@ -61,6 +65,16 @@ fn every_served_fixture_renders_to_its_reference_files() {
         different.is_empty(),
         "rendered differently: {different:#?}; run with UPDATE_GOLDEN=1, read the difference, and raise RENDERER_VERSION if a pod template changed"
     );
+}
+
+/// The kinds that a fixture renders to, in apply order.
+pub(crate) fn kinds_of(fixture: &str) -> Vec<Kind> {
+    let autoscaler = match fixture {
+        "classic-hpa" => Some(Kind::HorizontalPodAutoscaler),
+        "classic-keda-gpu" => Some(Kind::ScaledObject),
+        _ => None,
+    };
+    [Kind::Deployment, Kind::Service].into_iter().chain(autoscaler).collect()
 }
 
 /// The one place of these tests that reads the environment.
@@ -92,7 +106,7 @@ fn served(fixture: &str, region: &str, kind: Kind) -> (serde_json::Value, serde_
 #[test]
 fn what_a_real_server_adds_is_no_difference_and_what_it_drops_is_none_either() {
     for (fixture, region) in CASES {
-        for kind in Kind::WATCHED {
+        for kind in kinds_of(fixture) {
             let (sent, answered) = served(fixture, region, kind);
             let found = gco_monitor::plan::compare::differences(kind, &sent, &answered);
             assert_eq!(found, [], "{fixture} in {region}");
@@ -103,7 +117,7 @@ fn what_a_real_server_adds_is_no_difference_and_what_it_drops_is_none_either() {
 #[test]
 fn the_small_server_of_these_tests_stores_what_a_real_one_does() {
     for (fixture, region) in CASES {
-        for kind in Kind::WATCHED {
+        for kind in kinds_of(fixture) {
             let (sent, mut answered) = served(fixture, region, kind);
             let mut server = super::server::Server::new();
             let key = server.post(sent);
@@ -112,7 +126,8 @@ fn the_small_server_of_these_tests_stores_what_a_real_one_does() {
                 if kind == Kind::Service {
                     spec["clusterIP"] = "allocated".into();
                     spec["clusterIPs"] = "allocated".into();
-                } else if let Some(metadata) = spec["template"]["metadata"].as_object_mut() {
+                } else if let Some(metadata) = spec.pointer_mut("/template/metadata").and_then(|it| it.as_object_mut())
+                {
                     // Older servers write `null` here, newer ones nothing.
                     metadata.remove("creationTimestamp");
                 }

@@ -226,8 +226,6 @@ fn an_invalid_spec_is_rejected_with_every_bad_field_at_once() {
 #[test]
 fn blocks_of_later_releases_are_rejected_by_name_and_nothing_of_them_is_touched() {
     for (fixture, blocks) in [
-        ("classic-hpa", vec!["spec.autoscaling"]),
-        ("classic-keda-gpu", vec!["spec.autoscaling"]),
         ("mooncake-store", vec!["spec.mooncake"]),
         ("mooncake-disaggregated", vec!["spec.mooncake"]),
         ("mooncake-disaggregated-tcp", vec!["spec.mooncake"]),

@@ -3,6 +3,7 @@
 mod adoption;
 mod drift;
 mod restarts;
+mod scaling;
 mod whose;
 
 use gco_monitor::identity::{ANNOTATION_LEADER_EPOCH, ANNOTATION_LEADER_TERM, RowIdentity};

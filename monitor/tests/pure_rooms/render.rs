@@ -6,7 +6,7 @@ use gco_monitor::render::{RenderInput, classic};
 use gco_store::spec::{Accelerator, CapacityType, Framework, Spec};
 use serde_json::{Value, json};
 
-use super::support::{NAMESPACE, REGION, identity, rendered, small_spec, spec_of, texts};
+use super::support::{CLUSTER, NAMESPACE, REGION, identity, rendered, small_spec, spec_of, texts};
 
 const NAME: &str = "chat";
 
@@ -186,7 +186,14 @@ fn the_entry_of_the_region_wins_over_the_image_there_and_nowhere_else() {
     let spec = spec(|spec| spec.region_image_uris = texts(&[("eu-west-1", "mirror.eu/vllm:v1")]));
     let image = |region: &str| {
         let identity = identity('1');
-        let set = classic(&RenderInput { name: NAME, namespace: NAMESPACE, region, identity: &identity, spec: &spec });
+        let set = classic(&RenderInput {
+            name: NAME,
+            namespace: NAMESPACE,
+            region,
+            cluster_name: CLUSTER,
+            identity: &identity,
+            spec: &spec,
+        });
         set.objects[0].body.pointer("/spec/template/spec/containers/0/image").unwrap().as_str().unwrap().to_owned()
     };
     assert_eq!(image("eu-west-1"), "mirror.eu/vllm:v1");

@@ -4,6 +4,7 @@ mod kept;
 mod leaving;
 mod pods;
 mod rejected;
+mod scaled;
 mod writing;
 
 use std::collections::BTreeSet;

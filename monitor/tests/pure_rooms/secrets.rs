@@ -21,6 +21,7 @@ fn deployment(spec: &Spec) -> Json {
         name: "classic-secrets",
         namespace: row.namespace.as_deref().unwrap(),
         region: "us-east-1",
+        cluster_name: "cluster",
         identity: &identity,
         spec,
     });

@@ -31,6 +31,8 @@ pub(crate) struct Server {
     pub(crate) refresh: Option<String>,
     /// Whether a restart that no edit asks for may begin.
     pub(crate) may_restart: bool,
+    /// Kinds that the cluster does not have.
+    pub(crate) missing: std::collections::BTreeSet<Kind>,
 }
 
 impl Server {
@@ -47,6 +49,7 @@ impl Server {
             spec_digest: "digest".to_owned(),
             refresh: None,
             may_restart: true,
+            missing: std::collections::BTreeSet::new(),
         }
     }
 
@@ -164,7 +167,7 @@ impl Server {
 
     pub(crate) fn observed(&self) -> Observed {
         let objects = self.objects.iter().map(|(key, body)| (key.clone(), observed(key, body))).collect();
-        Observed { objects, pods: self.pods.clone(), replica_sets: Vec::new() }
+        Observed { objects, pods: self.pods.clone(), replica_sets: Vec::new(), missing_kinds: self.missing.clone() }
     }
 
     fn plan_for(&self, name: &str, goal: Goal<'_>) -> Plan {
@@ -215,6 +218,8 @@ pub(crate) fn key_of(body: &Value) -> ObjectKey {
     let kind = match body["kind"].as_str().unwrap() {
         "Deployment" => Kind::Deployment,
         "Service" => Kind::Service,
+        "HorizontalPodAutoscaler" => Kind::HorizontalPodAutoscaler,
+        "ScaledObject" => Kind::ScaledObject,
         other => panic!("{other}"),
     };
     ObjectKey { kind, name: body["metadata"]["name"].as_str().unwrap().to_owned() }
@@ -260,6 +265,8 @@ fn stored(kind: Kind, body: &mut Value) {
             template["metadata"]["creationTimestamp"] = Value::Null;
             pod_defaults(template["spec"].as_object_mut().unwrap());
         }
+        // Nothing is added to what names its bounds and metrics.
+        Kind::HorizontalPodAutoscaler | Kind::ScaledObject => {}
         other => panic!("{other:?}"),
     }
 }

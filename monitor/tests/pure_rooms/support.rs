@@ -13,6 +13,7 @@ use gco_store::wire::{Item, Value, item_from_dynamodb_json};
 
 pub(crate) const REGION: &str = "us-east-1";
 pub(crate) const NAMESPACE: &str = "gco-inference";
+pub(crate) const CLUSTER: &str = "gco-cluster";
 pub(crate) const NOW: &str = "2026-11-29T12:00:00+00:00";
 
 /// The workspace's `tests` folder.
@@ -84,7 +85,7 @@ pub(crate) fn small_spec() -> Spec {
 }
 
 pub(crate) fn rendered(name: &str, identity: &RowIdentity, spec: &Spec) -> DesiredSet {
-    classic(&RenderInput { name, namespace: NAMESPACE, region: REGION, identity, spec })
+    classic(&RenderInput { name, namespace: NAMESPACE, region: REGION, cluster_name: CLUSTER, identity, spec })
 }
 
 pub(crate) fn leader(term: u64) -> LeaderMark {

@@ -5,7 +5,7 @@ mod secrets;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::quantity::Quantity;
-use super::{Accelerator, Autoscaling, Canary, CapacityType, Framework, Resources, Spec, label};
+use super::{Accelerator, Autoscaling, Canary, CapacityType, Framework, Metric, MetricKind, Resources, Spec, label};
 use crate::name::is_region;
 use crate::problem::{FieldProblem, QUOTED_VALUE_CHARACTERS, bounded};
 use crate::wire::{Decimal, Item, Value};
@@ -19,8 +19,6 @@ const LONGEST_LOCATION: usize = 1_024;
 /// Most bytes of all environment names and values together. Linux refuses to start a program with a single variable of
 /// 128 KiB (32 pages of 4 KiB), and the whole row has 400 KB.
 const LARGEST_ENVIRONMENT_BYTES: usize = 128 * 1024;
-/// Kinds of autoscaling metrics, contract A.4.1.
-const METRIC_TYPES: [&str; 4] = ["cpu", "memory", "gpu", "gpu_memory"];
 /// Keys of a spec that have a meaning here.
 const KNOWN_KEYS: [&str; 25] = [
     "image",
@@ -297,11 +295,13 @@ fn read_node_selector(root: &mut Fields<'_>) -> BTreeMap<String, String> {
 }
 
 fn read_autoscaling(fields: &mut Fields<'_>) -> Autoscaling {
-    const DEFAULT_LARGEST: u32 = 10;
     let enabled = fields.boolean("enabled").unwrap_or(false);
     let min_replicas = fields.replicas("min_replicas", MOST_REPLICAS);
     let max_replicas = fields.replicas("max_replicas", MOST_REPLICAS);
-    let (least, most) = (min_replicas.unwrap_or(1), max_replicas.unwrap_or(DEFAULT_LARGEST));
+    let (least, most) = (
+        min_replicas.unwrap_or(Autoscaling::DEFAULT_MIN_REPLICAS),
+        max_replicas.unwrap_or(Autoscaling::DEFAULT_MAX_REPLICAS),
+    );
     // A bound that is itself bad has been named already; comparing its default with the other one would only confuse.
     let readable = |key: &str, read: Option<u32>| read.is_some() || fields.get(key).is_none();
     if most < least && readable("min_replicas", min_replicas) && readable("max_replicas", max_replicas) {
@@ -315,17 +315,21 @@ fn read_autoscaling(fields: &mut Fields<'_>) -> Autoscaling {
             continue;
         };
         let mut metric = Fields::new(format!("{}.{path}", fields.path), map);
-        let kind = metric.text("type", LONGEST_LOCATION).unwrap_or_else(|| "cpu".to_owned());
-        if !METRIC_TYPES.contains(&kind.as_str()) {
-            metric.problem("type", format!("must be one of {}, got {}", METRIC_TYPES.join(", "), quoted(&kind)));
+        let default = Autoscaling::DEFAULT_METRIC;
+        let word = metric.text("type", LONGEST_LOCATION).unwrap_or_else(|| default.kind.word().to_owned());
+        let kind = MetricKind::from_word(&word);
+        if kind.is_none() {
+            let known = MetricKind::ALL.map(MetricKind::word).join(", ");
+            metric.problem("type", format!("must be one of {known}, got {}", quoted(&word)));
         }
-        let target = metric.integer("target", 1, 100).unwrap_or(70);
+        let largest = kind.unwrap_or(MetricKind::Gpu).largest_target_percent();
+        let target_percent = metric.integer("target", 1, largest.into()).unwrap_or(Autoscaling::DEFAULT_TARGET_PERCENT);
         metric.unknown_keys(&["type", "target"]);
         fields.absorb(metric);
-        metrics.push((kind, target));
+        metrics.push(Metric { kind: kind.unwrap_or(default.kind), target_percent });
     }
     if metrics.is_empty() {
-        metrics.push(("cpu".to_owned(), 70));
+        metrics.push(Autoscaling::DEFAULT_METRIC);
     }
     fields.unknown_keys(&["enabled", "min_replicas", "max_replicas", "metrics"]);
     Autoscaling { enabled, min_replicas: least, max_replicas: most, metrics }

@@ -7,7 +7,7 @@
 use sha2::{Digest, Sha256};
 
 use super::quantity::Quantity;
-use super::{Accelerator, CapacityType, Framework, Spec};
+use super::{Accelerator, CapacityType, Framework, Metric, Spec};
 use crate::wire::{Decimal, Item, Value};
 
 /// Keys of the mooncake block that model pods are made from, as paths. Counts, autoscaling, the proxy and the shared
@@ -133,11 +133,11 @@ impl Spec {
     fn encode_counts(&self, encoding: &mut Encoding) {
         encoding.number("replicas", self.replicas, 1);
         encoding.number("max_surge", self.max_surge, 0);
-        if let Some(autoscaling) = self.autoscaling.as_ref().filter(|autoscaling| autoscaling.enabled) {
+        if let Some(autoscaling) = self.autoscaled() {
             encoding.number("autoscaling.min_replicas", autoscaling.min_replicas, 0);
             encoding.number("autoscaling.max_replicas", autoscaling.max_replicas, 0);
-            for (kind, target) in &autoscaling.metrics {
-                encoding.number(&format!("autoscaling.metrics.{kind}"), *target, 0);
+            for Metric { kind, target_percent } in &autoscaling.metrics {
+                encoding.number(&format!("autoscaling.metrics.{}", kind.word()), *target_percent, 0);
             }
         }
         if let Some(canary) = &self.canary {

@@ -1,5 +1,6 @@
 //! The typed spec of an endpoint, and the one validator that command line and monitor share.
 
+mod autoscaling;
 mod check;
 mod hash;
 mod label;
@@ -7,6 +8,7 @@ mod quantity;
 
 use std::collections::BTreeMap;
 
+pub use autoscaling::{AutoscalingEdit, metrics_value};
 pub(crate) use check::MOST_REPLICAS;
 
 use crate::problem::FieldProblem;
@@ -67,8 +69,85 @@ pub struct Autoscaling {
     pub min_replicas: u32,
     /// Most replicas, at least `min_replicas`.
     pub max_replicas: u32,
-    /// `(type, target percent)` in the row's order; types are `cpu`, `memory`, `gpu`, `gpu_memory`.
-    pub metrics: Vec<(String, u32)>,
+    /// What is measured, in the row's order; never empty.
+    pub metrics: Vec<Metric>,
+}
+
+/// One thing that an autoscaler keeps near a target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Metric {
+    /// What is measured.
+    pub kind: MetricKind,
+    /// Target in percent: of what pods request (`cpu`, `memory`), or of what the accelerator has.
+    pub target_percent: u32,
+}
+
+/// What an autoscaler can measure (contract A.4.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum MetricKind {
+    /// `cpu`: processor time.
+    Cpu,
+    /// `memory`: main memory.
+    Memory,
+    /// `gpu`: how busy the accelerators are.
+    Gpu,
+    /// `gpu_memory`: memory of the accelerators.
+    GpuMemory,
+}
+
+impl MetricKind {
+    /// All of them, in the order of messages.
+    pub const ALL: [Self; 4] = [Self::Cpu, Self::Memory, Self::Gpu, Self::GpuMemory];
+
+    /// The word of the row.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Memory => "memory",
+            Self::Gpu => "gpu",
+            Self::GpuMemory => "gpu_memory",
+        }
+    }
+
+    /// Reads a word of the row.
+    #[must_use]
+    pub fn from_word(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.word() == word)
+    }
+
+    /// Largest target in percent. An accelerator cannot be used more than whole; processor time and memory are measured
+    /// against what a pod *requests*, and its limit is above that (by default four times, contract C.12.1).
+    #[must_use]
+    pub fn largest_target_percent(self) -> u32 {
+        match self {
+            Self::Cpu | Self::Memory => 1_000,
+            Self::Gpu | Self::GpuMemory => 100,
+        }
+    }
+
+    /// Whether Kubernetes cannot measure it by itself: then all metrics of the endpoint go to KEDA (contract C.13).
+    #[must_use]
+    pub fn needs_keda(self) -> bool {
+        matches!(self, Self::Gpu | Self::GpuMemory)
+    }
+}
+
+impl Autoscaling {
+    /// Fewest replicas when the row does not say (contract A.4.1).
+    pub const DEFAULT_MIN_REPLICAS: u32 = 1;
+    /// Most replicas when the row does not say (contract A.4.1).
+    pub const DEFAULT_MAX_REPLICAS: u32 = 10;
+    /// The metric when the row names none (contract A.4.1).
+    pub const DEFAULT_METRIC: Metric = Metric { kind: MetricKind::Cpu, target_percent: Self::DEFAULT_TARGET_PERCENT };
+    /// Target of a metric that has none (contract A.4.1).
+    pub const DEFAULT_TARGET_PERCENT: u32 = 70;
+
+    /// Whether KEDA scales the endpoint, and not Kubernetes' own autoscaler (contract C.13).
+    #[must_use]
+    pub fn needs_keda(&self) -> bool {
+        self.metrics.iter().any(|metric| metric.kind.needs_keda())
+    }
 }
 
 /// `canary` (contract A.4.2).
@@ -192,6 +271,19 @@ impl Spec {
             canary: None,
             ..self.clone()
         })
+    }
+
+    /// The autoscaling block when it is in force.
+    #[must_use]
+    pub fn autoscaled(&self) -> Option<&Autoscaling> {
+        self.autoscaling.as_ref().filter(|autoscaling| autoscaling.enabled)
+    }
+
+    /// How many replicas the endpoint has when it starts from none: the static count, within the autoscaler's bounds where
+    /// there is one. After that, an autoscaled count is the autoscaler's alone.
+    #[must_use]
+    pub fn first_replicas(&self) -> u32 {
+        self.autoscaled().map_or(self.replicas, |bounds| self.replicas.clamp(bounds.min_replicas, bounds.max_replicas))
     }
 
     /// The image that runs in a region: the region's own entry, else the common one.

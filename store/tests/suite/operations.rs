@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::common::{MemoryTable, Rows, item, now, request, value};
 use gco_store::operations::{ListFilter, Store, StoreError};
 use gco_store::row::{DesiredState, EndpointRow};
+use gco_store::spec::{AutoscalingEdit, MetricKind};
 use gco_store::table::Consistency;
 use gco_store::transition::OperationError;
 use gco_store::wire::{Item, Value};
@@ -317,4 +318,67 @@ fn operations_can_be_run_on_any_thread() {
     is_send(store.scale("chat", 1));
     is_send(store.update_image("chat", "x"));
     is_send(store.delete("chat", None));
+}
+
+fn block(row: &EndpointRow) -> serde_json::Value {
+    row.spec.at(&["autoscaling"]).map_or(serde_json::Value::Null, Value::to_plain_json)
+}
+
+#[tokio::test]
+async fn autoscaling_is_turned_on_with_the_contracts_defaults_changed_and_turned_off_again() {
+    let table = table_of(&["classic-minimal"]);
+    let store = store(&table);
+    let nothing = AutoscalingEdit::On { min_replicas: None, max_replicas: None, metrics: None };
+    let row = store.autoscale("chat-small", &nothing).await.expect("on");
+    let cpu = json!([{"type": "cpu", "target": 70}]);
+    assert_eq!(block(&row), json!({"enabled": true, "min_replicas": 1, "max_replicas": 10, "metrics": cpu}));
+    assert_eq!(row.desired_state, crate::common::row("classic-minimal").desired_state, "an edit keeps it");
+    let metrics = vec![(MetricKind::Gpu, 60), (MetricKind::Memory, 200)];
+    let more = AutoscalingEdit::On { min_replicas: Some(2), max_replicas: None, metrics: Some(metrics) };
+    let row = store.autoscale("chat-small", &more).await.expect("changed");
+    let both = json!([{"type": "gpu", "target": 60}, {"type": "memory", "target": 200}]);
+    assert_eq!(block(&row), json!({"enabled": true, "min_replicas": 2, "max_replicas": 10, "metrics": both}));
+    // Already so: nothing is written.
+    let writes = table.writes();
+    store.autoscale("chat-small", &nothing).await.expect("as it is");
+    assert_eq!(table.writes(), writes);
+    let row = store.autoscale("chat-small", &AutoscalingEdit::Off { replicas: Some(3) }).await.expect("off");
+    assert_eq!(block(&row)["enabled"], json!(false));
+    assert_eq!(block(&row)["min_replicas"], json!(2), "kept for the next time");
+    assert_eq!(row.spec.at(&["replicas"]), Some(&Value::from(3)));
+    store.scale("chat-small", 4).await.expect("a static count again");
+}
+
+#[tokio::test]
+async fn taking_the_autoscaler_away_takes_no_pods_away() {
+    // Both regions report 2; one has grown since.
+    let mut grown = item("classic-hpa");
+    if let Some(Value::Map(statuses)) = grown.get_mut("region_status")
+        && let Some(Value::Map(entry)) = statuses.get_mut("eu-west-1")
+    {
+        entry.insert("replicas_desired".to_owned(), Value::from(7));
+    }
+    let table = MemoryTable::of([grown]);
+    let row = store(&table).autoscale("chat-hpa", &AutoscalingEdit::Off { replicas: None }).await.expect("off");
+    assert_eq!(row.spec.at(&["replicas"]), Some(&Value::from(7)));
+}
+
+#[tokio::test]
+async fn bad_bounds_and_mooncake_endpoints_are_refused_and_nothing_is_written() {
+    let table = table_of(&["classic-hpa", "mooncake-disaggregated"]);
+    let store = store(&table);
+    let bounds = |min_replicas, max_replicas| AutoscalingEdit::On { min_replicas, max_replicas, metrics: None };
+    for (edit, field) in [
+        (bounds(Some(9), None), "spec.autoscaling.max_replicas: must be at least min_replicas (9), got 8"),
+        (bounds(Some(0), None), "spec.autoscaling.min_replicas: must be an integer from 1 to 1000, got 0"),
+        (bounds(None, Some(1001)), "spec.autoscaling.max_replicas: must be an integer from 1 to 1000, got 1001"),
+        (AutoscalingEdit::Off { replicas: Some(-1) }, "spec.replicas: must be an integer from 1 to 1000, got -1"),
+    ] {
+        let error = store.autoscale("chat-hpa", &edit).await.expect_err("refused").to_string();
+        assert!(error.contains(field), "{error}");
+    }
+    let name = item("mooncake-disaggregated")["endpoint_name"].as_str().expect("a name").to_owned();
+    let error = store.autoscale(&name, &bounds(Some(1), None)).await.expect_err("refused").to_string();
+    assert!(error.contains("uses Mooncake"), "{error}");
+    assert_eq!(table.writes(), 0);
 }

@@ -1,7 +1,7 @@
 //! Rows and statuses: what is read out of them, and that nothing is lost.
 
 use gco_store::row::{DesiredState, EndpointRow, Quorum};
-use gco_store::status::{ObservedSpec, PodReason, RegionEntry, Rollout, State, StatusCondition};
+use gco_store::status::{Autoscaler, ObservedSpec, PodReason, RegionEntry, Rollout, State, StatusCondition};
 use gco_store::wire::{Item, Value};
 use serde_json::json;
 
@@ -39,6 +39,7 @@ fn a_status_of_ours_survives_with_every_key() {
     });
     entry.observed_spec =
         Some(ObservedSpec { seen: Some("a".repeat(64)), applied: Some("b".repeat(64)), serving: None });
+    entry.autoscaler = Some(Autoscaler { kind: "keda".to_owned(), min_replicas: 2, max_replicas: 9, replicas: 4 });
     entry.rollout = Some(Rollout { updated: 1, updated_ready: 0, total: 2, stuck: Some("FailedCreate".to_owned()) });
     entry.blocked_by.push("deployment/chat".to_owned());
     entry.pods.push(PodReason {

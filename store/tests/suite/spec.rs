@@ -2,7 +2,7 @@
 
 use crate::common::{all_rows, row, value};
 use gco_store::problem::FieldProblem;
-use gco_store::spec::{Accelerator, CapacityType, Framework, Spec};
+use gco_store::spec::{Accelerator, CapacityType, Framework, Metric, MetricKind, Spec};
 use gco_store::wire::Value;
 use serde_json::{Value as Json, json};
 
@@ -76,7 +76,7 @@ fn absent_fields_have_the_contracts_defaults() {
     assert!(spec.command.is_none() && spec.args.is_empty() && spec.env.is_empty());
     let autoscaling = checked(json!({"autoscaling": {"enabled": true}})).autoscaling.expect("autoscaling");
     assert_eq!((autoscaling.min_replicas, autoscaling.max_replicas), (1, 10));
-    assert_eq!(autoscaling.metrics, [("cpu".to_owned(), 70)]);
+    assert_eq!(autoscaling.metrics, [Metric { kind: MetricKind::Cpu, target_percent: 70 }]);
     let canary = checked(json!({"canary": {"image": "x:y"}})).canary.expect("a canary");
     assert_eq!((canary.weight, canary.replicas), (10, 1));
 }
@@ -162,7 +162,12 @@ fn bad_fields_are_refused_one_by_one() {
         (json!({"autoscaling": {"min_replicas": 12}}), "spec.autoscaling.max_replicas", "got the default 10"),
         (json!({"autoscaling": {"metrics": [5]}}), "spec.autoscaling.metrics[0]", "must be a map"),
         (json!({"autoscaling": {"metrics": {}}}), "spec.autoscaling.metrics", "must be a list"),
-        (json!({"autoscaling": {"metrics": [{"target": 101}]}}), "spec.autoscaling.metrics[0].target", "1 to 100"),
+        (json!({"autoscaling": {"metrics": [{"target": 1001}]}}), "spec.autoscaling.metrics[0].target", "1 to 1000"),
+        (
+            json!({"autoscaling": {"metrics": [{"type": "gpu", "target": 101}]}}),
+            "spec.autoscaling.metrics[0].target",
+            "1 to 100,",
+        ),
         (json!({"canary": {"weight": 10}}), "spec.canary.image", "is required"),
         (json!({"canary": {"image": "x", "weight": 100}}), "spec.canary.weight", "from 1 to 99"),
         (json!({"canary": {"image": "x", "replicas": 0}}), "spec.canary.replicas", "from 1"),

@@ -2,6 +2,8 @@
 //! until when a claim lasts; what an absence observation counts, and what a row says to each write. With a fence taken out
 //! the checker must find the counterexample that the fence is there for.
 
+#![allow(clippy::unwrap_used, reason = "a test may end in a panic")]
+
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{Hash, Hasher};

@@ -3,6 +3,8 @@
 //! The controllers of the real server are paused and those of the model do not run, so that every answer is determined. What
 //! the controllers do is compared in `controllers.rs`.
 
+#![allow(clippy::unwrap_used, reason = "a test may end in a panic")]
+
 use anyhow::{Context as _, ensure};
 use futures::StreamExt as _;
 use gco_bed::control_plane::{ControlPlane, ControlPlaneSettings};

@@ -2,6 +2,8 @@
 //! started again, as the same holder or as another. The end is the same as that of an undisturbed run, object by object,
 //! and no serving pod was removed that the undisturbed run did not remove.
 
+#![allow(clippy::unwrap_used, reason = "a test may end in a panic")]
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;

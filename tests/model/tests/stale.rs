@@ -1,6 +1,8 @@
 //! Watches that tell late, twice, not at all, or what was; lists from the past. Meanwhile nothing that a live row asks for
 //! is deleted, and afterwards everything converges and stays.
 
+#![allow(clippy::unwrap_used, reason = "a test may end in a panic")]
+
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;

@@ -2,6 +2,8 @@
 //! has done something else; or it believes for much longer than it may that it leads. The end is what the row asks for, as
 //! if one had led all the time, and nothing that a live row asks for was deleted.
 
+#![allow(clippy::unwrap_used, reason = "a test may end in a panic")]
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;

@@ -30,16 +30,16 @@ pub fn disagreement(row: &EndpointRow, region: &str, objects: &Snapshot) -> Opti
 
 fn serving(row: &EndpointRow, region: &str, objects: &Snapshot) -> Result<(), String> {
     let spec = row.spec.to_plain_json();
-    let replicas = replicas_of(&spec);
-    workload(row, region, objects, &row.name, &spec)?;
+    let live = objects.deployments.get(&row.name).map_or(0, |deployment| number(deployment, "/spec/replicas"));
+    let replicas = replicas(row, region, objects, &spec, live)?;
+    workload(row, region, objects, &row.name, &spec, replicas)?;
     let canary = spec.get("canary").filter(|canary| canary.as_object().is_some_and(|canary| !canary.is_empty()));
     if let Some(canary) = canary {
         // Everything of the endpoint's own, with the canary's image and count.
         let mut spec = spec.clone();
         spec["image"] = canary["image"].clone();
-        spec["replicas"] = replicas_of(canary).into();
         spec["region_image_uris"] = Value::Null;
-        workload(row, region, objects, &format!("{}-canary", row.name), &spec)?;
+        workload(row, region, objects, &format!("{}-canary", row.name), &spec, replicas_of(canary))?;
     }
     let workloads = 1 + usize::from(canary.is_some());
     same("Deployments", objects.deployments.len(), workloads)?;
@@ -76,8 +76,14 @@ fn replicas_of(map: &Value) -> i64 {
 }
 
 /// Whether the Deployment and the Service `name` are there, rolled out, and what the spec asks for.
-fn workload(row: &EndpointRow, region: &str, objects: &Snapshot, name: &str, spec: &Value) -> Result<(), String> {
-    let replicas = replicas_of(spec);
+fn workload(
+    row: &EndpointRow,
+    region: &str,
+    objects: &Snapshot,
+    name: &str,
+    spec: &Value,
+    replicas: i64,
+) -> Result<(), String> {
     let deployment = objects.deployments.get(name).ok_or_else(|| format!("there is no Deployment {name}"))?;
     owned(row, region, deployment)?;
     matches(spec, region, deployment)?;
@@ -94,6 +100,47 @@ fn workload(row: &EndpointRow, region: &str, objects: &Snapshot, name: &str, spe
     owned(row, region, service)?;
     same("Service port", number(service, "/spec/ports/0/port"), 80)?;
     same("Service selector", text(service, "/spec/selector/app"), Some(name))
+}
+
+/// The count that should be: the row's, or the live one when an autoscaler has it and keeps it within the row's bounds.
+fn replicas(row: &EndpointRow, region: &str, objects: &Snapshot, spec: &Value, live: i64) -> Result<i64, String> {
+    let block = spec.get("autoscaling").filter(|block| block["enabled"] == Value::Bool(true));
+    let Some(block) = block else {
+        same("spec.replicas", live, spec.get("replicas").and_then(Value::as_i64).unwrap_or(1))?;
+        same("autoscalers", objects.autoscalers.keys().collect(), Vec::<&String>::new())?;
+        same("ScaledObjects", objects.scaled_objects.keys().collect(), Vec::<&String>::new())?;
+        return Ok(live);
+    };
+    let bound = |key: &str, default: i64| block.get(key).and_then(Value::as_i64).unwrap_or(default);
+    let (least, most) = (bound("min_replicas", 1), bound("max_replicas", 10));
+    if !(least..=most).contains(&live) {
+        return Err(format!("spec.replicas is {live}, not within {least} and {most}"));
+    }
+    let metrics = block.get("metrics").and_then(Value::as_array).cloned().unwrap_or_default();
+    let needs_keda = metrics.iter().any(|metric| metric["type"].as_str().is_some_and(|kind| kind.starts_with("gpu")));
+    let entry = row.region_status.get(region).ok_or("the region has no status")?;
+    if needs_keda && objects.lacks_keda {
+        let said = entry.conditions.iter().any(|condition| condition.reason == "KedaNotInstalled");
+        same("said that KEDA is missing", said, true)?;
+        return Ok(live);
+    }
+    let (autoscaler, [least_field, most_field], kind) = if needs_keda {
+        same("ScaledObjects", objects.scaled_objects.len(), 1)?;
+        same("autoscalers", objects.autoscalers.keys().collect(), vec![&format!("keda-hpa-{}", row.name)])?;
+        (objects.scaled_objects.get(&row.name), ["/spec/minReplicaCount", "/spec/maxReplicaCount"], "keda")
+    } else {
+        same("ScaledObjects", objects.scaled_objects.len(), 0)?;
+        same("autoscalers", objects.autoscalers.keys().collect(), vec![&row.name])?;
+        (objects.autoscalers.get(&row.name), ["/spec/minReplicas", "/spec/maxReplicas"], "hpa")
+    };
+    let autoscaler = autoscaler.ok_or("there is no autoscaler")?;
+    owned(row, region, autoscaler)?;
+    same("its least", number(autoscaler, least_field), least)?;
+    same("its most", number(autoscaler, most_field), most)?;
+    let said = entry.autoscaler.as_ref().ok_or("the entry names no autoscaler")?;
+    same("autoscaler", (said.kind.as_str(), i64::from(said.replicas)), (kind, live))?;
+    same("its bounds", (i64::from(said.min_replicas), i64::from(said.max_replicas)), (least, most))?;
+    Ok(live)
 }
 
 /// Whether a Deployment is what the spec asks for, field by field.
@@ -148,6 +195,8 @@ fn stopped(row: &EndpointRow, objects: &Snapshot) -> Result<(), String> {
         same(&format!("replicas of {name}"), number(deployment, "/spec/replicas"), 0)?;
     }
     same("pods", objects.pods.len(), 0)?;
+    same("autoscalers", objects.autoscalers.keys().collect(), Vec::<&String>::new())?;
+    same("ScaledObjects", objects.scaled_objects.keys().collect(), Vec::<&String>::new())?;
     let regions: Vec<&String> =
         row.region_status.iter().filter(|(_, entry)| entry.state != State::Stopped).map(|(region, _)| region).collect();
     if row.region_status.is_empty() || !regions.is_empty() {

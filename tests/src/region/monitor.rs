@@ -19,7 +19,7 @@ const ASK: Duration = Duration::from_secs(5);
 const PASSES: &str = "gco_monitor_passes_total";
 
 /// Settings that make minutes of a production monitor seconds of a suite's. Relations between them stay.
-const QUICK: [(&str, &str); 13] = [
+const QUICK: [(&str, &str); 14] = [
     ("RECONCILE_INTERVAL_SECONDS", "0.3"),
     ("FULL_PASS_INTERVAL_SECONDS", "5"),
     ("HEARTBEAT_INTERVAL_SECONDS", "2"),
@@ -29,6 +29,7 @@ const QUICK: [(&str, &str); 13] = [
     ("LEASE_RENEW_TIMEOUT_SECONDS", "1.5"),
     ("LEASE_MARGIN_SECONDS", "0.5"),
     ("CLAIM_MINIMUM_SECONDS", "0.5"),
+    ("OPTIONAL_KINDS_INTERVAL_SECONDS", "0.5"),
     ("METRICS_HOST", "127.0.0.1"),
     ("METRICS_PORT", "0"),
     ("GCO_ALLOW_FORCED_PASS", "true"),

@@ -4,12 +4,15 @@ use std::collections::BTreeMap;
 
 use anyhow::Context as _;
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
+use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
 use k8s_openapi::api::core::v1::{Pod, Service};
-use kube::api::ListParams;
+use kube::api::{DynamicObject, ListParams};
 use kube::{Api, Client, Resource};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+
+use super::keda::{PREFIX, scaled_object_resource};
 
 /// Annotations that differ between two runs that ended the same way.
 const PASSING_ANNOTATIONS: [&str; 5] = [
@@ -31,6 +34,12 @@ pub struct Snapshot {
     pub replica_sets: BTreeMap<String, Value>,
     /// Pods by name.
     pub pods: BTreeMap<String, Value>,
+    /// HorizontalPodAutoscalers by name, KEDA's included.
+    pub autoscalers: BTreeMap<String, Value>,
+    /// ScaledObjects by name.
+    pub scaled_objects: BTreeMap<String, Value>,
+    /// The cluster has no ScaledObjects: KEDA is not installed.
+    pub lacks_keda: bool,
 }
 
 impl Snapshot {
@@ -39,7 +48,11 @@ impl Snapshot {
     /// # Errors
     /// When the API server does not answer.
     pub async fn take(client: &Client, namespace: &str) -> anyhow::Result<Self> {
+        let scaled_objects = scaled_objects(client, namespace).await?;
         Ok(Self {
+            autoscalers: all::<HorizontalPodAutoscaler>(client, namespace).await?,
+            lacks_keda: scaled_objects.is_none(),
+            scaled_objects: scaled_objects.unwrap_or_default(),
             deployments: all::<Deployment>(client, namespace).await?,
             services: all::<Service>(client, namespace).await?,
             replica_sets: all::<ReplicaSet>(client, namespace).await?,
@@ -54,6 +67,7 @@ impl Snapshot {
         let named = |objects: &BTreeMap<String, Value>| -> BTreeMap<String, Value> {
             objects.iter().filter(|(name, _)| names.contains(name)).map(copied).collect()
         };
+        let of_keda = |name: &str| name.strip_prefix(PREFIX).is_some_and(|name| names.iter().any(|one| one == name));
         let labelled = |objects: &BTreeMap<String, Value>| -> BTreeMap<String, Value> {
             let ours = |object: &Value| names.iter().any(|name| label(object, "app") == Some(name));
             objects.iter().filter(|(_, object)| ours(object)).map(copied).collect()
@@ -63,13 +77,22 @@ impl Snapshot {
             services: named(&self.services),
             replica_sets: labelled(&self.replica_sets),
             pods: labelled(&self.pods),
+            autoscalers: self
+                .autoscalers
+                .iter()
+                .filter(|(name, _)| names.contains(name) || of_keda(name))
+                .map(copied)
+                .collect(),
+            scaled_objects: named(&self.scaled_objects),
+            lacks_keda: self.lacks_keda,
         }
     }
 
     /// Whether nothing is there.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.deployments.is_empty() && self.services.is_empty() && self.replica_sets.is_empty() && self.pods.is_empty()
+        let Self { deployments, services, replica_sets, pods, autoscalers, scaled_objects, lacks_keda: _ } = self;
+        [deployments, services, replica_sets, pods, autoscalers, scaled_objects].iter().all(|kind| kind.is_empty())
     }
 
     /// The versions of all objects: equal when nothing was written in between.
@@ -84,6 +107,8 @@ impl Snapshot {
             versions("service", &self.services),
             versions("replicaset", &self.replica_sets),
             versions("pod", &self.pods),
+            versions("hpa", &self.autoscalers),
+            versions("scaledobject", &self.scaled_objects),
         ]
         .concat()
         .into_iter()
@@ -104,6 +129,8 @@ impl Snapshot {
         serde_json::json!({
             "deployments": cleaned(&self.deployments),
             "services": cleaned(&self.services),
+            "autoscalers": cleaned(&self.autoscalers),
+            "scaled_objects": cleaned(&self.scaled_objects),
             "pods": pods,
         })
     }
@@ -127,6 +154,21 @@ where
         Ok((name, serde_json::to_value(object)?))
     };
     list.items.into_iter().map(named).collect()
+}
+
+/// ScaledObjects by name; `None` where the cluster has no such kind.
+async fn scaled_objects(client: &Client, namespace: &str) -> anyhow::Result<Option<BTreeMap<String, Value>>> {
+    let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &scaled_object_resource());
+    match api.list(&ListParams::default()).await {
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
+        Err(error) => Err(error).context("listing ScaledObjects"),
+        Ok(list) => {
+            let named = |object: DynamicObject| {
+                Ok((object.metadata.name.clone().unwrap_or_default(), serde_json::to_value(object)?))
+            };
+            list.items.into_iter().map(named).collect::<anyhow::Result<_>>().map(Some)
+        }
+    }
 }
 
 /// The text at a JSON pointer.

@@ -96,6 +96,7 @@ impl Pass<'_> {
             name: self.name,
             namespace: &self.shared.config.namespace,
             region: &self.shared.config.region,
+            cluster_name: &self.shared.config.cluster_name,
             identity,
             spec: &spec.spec,
         }))
@@ -196,6 +197,9 @@ impl Pass<'_> {
                 continue;
             }
             self.done.obstacles.clone_from(&plan.obstacles);
+            if plan.obstacles.iter().any(|one| one.reason == obstacle::KIND_MISSING) {
+                shared.cluster.caches.need_missing_kinds();
+            }
             let mutates = plan.steps.iter().any(|step| *step != Step::ProveAbsence);
             let proves = plan.steps.contains(&Step::ProveAbsence);
             if is_paused(intent) || (!mutates && !proves) {

@@ -48,7 +48,7 @@ fn an_invalid_spec_is_failed_only_while_nothing_serves() {
 
 #[test]
 fn a_kind_that_this_version_does_not_serve_keeps_what_the_original_wrote() {
-    for fixture in ["classic-hpa", "mooncake-disaggregated", "mooncake-store", "mooncake-both-autoscaled"] {
+    for fixture in ["mooncake-disaggregated", "mooncake-store", "mooncake-both-autoscaled"] {
         let scene = scene_of(fixture);
         let stored = original_entry(&scene.row, State::Running, 3, 4);
         let scene = scene.stored(&stored);
@@ -70,12 +70,15 @@ fn a_kind_that_this_version_does_not_serve_keeps_what_the_original_wrote() {
 
 #[test]
 fn a_word_that_the_original_left_in_mid_change_does_not_keep_a_serving_endpoint_off_the_routers() {
-    let scene = scene_of("classic-hpa");
-    let stored = original_entry(&scene.row, State::Updating, 0, 2);
+    // A block that some later version serves.
+    let scene = Scene::of(2);
     let identity = identity_of(&scene.row, REGION);
+    let stored = original_entry(&scene.row, State::Updating, 0, 2);
     let name = scene.row.name.clone();
     let scene = scene.stored(&stored).pod(ready_pod("a", &name, &identity, None));
-    assert_eq!(rejected(&scene, reason::NOT_YET_SUPPORTED).state, State::Running);
+    let problems = vec![FieldProblem::new("spec.later", "is not supported by this version yet")];
+    let intent = Intent::Reject { identity, reason: reason::NOT_YET_SUPPORTED, problems };
+    assert_eq!(scene.report_as(&intent).unwrap().state, State::Running);
 }
 
 #[test]

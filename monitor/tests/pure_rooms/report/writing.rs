@@ -58,7 +58,7 @@ fn an_entry_of_another_lifecycle_or_generation_is_replaced_whole() {
         assert!(entry.extra.is_empty());
         assert!(entry.conditions.iter().all(|condition| condition.since == LATER));
         // Nor is it a word to fall back on.
-        let scene = scene_of("classic-hpa");
+        let scene = scene_of("mooncake-store");
         let mut stored = original_entry(&scene.row, State::Running, 2, 2);
         change(&mut stored);
         assert_eq!(scene.stored(&stored).entry().state, State::Failed);
