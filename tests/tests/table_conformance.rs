@@ -22,6 +22,7 @@ const MOTO_GAPS: &[Capability] = &[
     Capability::NestingLimit,
     Capability::NumberLimit,
     Capability::NumberForm,
+    Capability::ParentThatIsNoMapRefused,
 ];
 
 /// Gaps of dynalite 4.0.0.

