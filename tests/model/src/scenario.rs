@@ -7,7 +7,7 @@ use gco_store::row::EndpointRow;
 use gco_store::status::{RegionEntry, State};
 use gco_store::table::{Consistency, Outcome};
 use gco_store::transition::{self, StatusAuthority};
-use gco_store::wire::{Item, Value};
+use gco_store::wire::{Item, Value, item_from_dynamodb_json};
 use jiff::Timestamp;
 use serde_json::{Value as Json, json};
 
@@ -27,6 +27,10 @@ pub trait Stage: Sync {
     fn elsewhere(&self) -> String;
     /// Makes an endpoint.
     async fn deploy(&self, name: &str, spec: &Json, regions: &[String]) -> anyhow::Result<()>;
+    /// Makes an object, as an earlier control plane did.
+    async fn make(&self, object: &Json) -> anyhow::Result<()>;
+    /// Puts a row as it is.
+    async fn put_row(&self, row: Item) -> anyhow::Result<()>;
     /// Waits until nothing is left to do.
     async fn rest(&self) -> anyhow::Result<()>;
 }
@@ -62,10 +66,12 @@ pub enum Scenario {
     DeleteAndCreate,
     /// The last acknowledgement comes from elsewhere: this region purges.
     Purge,
+    /// The row of an endpoint whose objects the original made, and whose pods serve.
+    Adopt,
 }
 
 /// All of them.
-pub const SCENARIOS: [Scenario; 14] = [
+pub const SCENARIOS: [Scenario; 15] = [
     Scenario::Create,
     Scenario::Edit,
     Scenario::ScaleUp,
@@ -80,6 +86,7 @@ pub const SCENARIOS: [Scenario; 14] = [
     Scenario::Delete,
     Scenario::DeleteAndCreate,
     Scenario::Purge,
+    Scenario::Adopt,
 ];
 
 /// A small classic spec with a mark that tells edits apart. Odd variants replace pods with surge, even ones without.
@@ -116,6 +123,12 @@ impl Scenario {
     /// When a step fails.
     pub async fn prepare(self, stage: &impl Stage, variant: u32) -> anyhow::Result<()> {
         if self == Self::Create {
+            return stage.rest().await;
+        }
+        if self == Self::Adopt {
+            for object in original_objects()? {
+                stage.make(&object).await?;
+            }
             return stage.rest().await;
         }
         let mut regions = vec![stage.region()];
@@ -179,9 +192,31 @@ impl Scenario {
                 stage.deploy(ENDPOINT, &spec(1, "again", variant), &[stage.region()]).await?;
             }
             Self::Purge => acknowledge(stage, &stage.elsewhere()).await?,
+            Self::Adopt => stage.put_row(original_row()?).await?,
         }
         Ok(())
     }
+}
+
+/// The endpoint of the fixtures that the original deployed, under the name that scenarios use.
+fn renamed(text: &str) -> String {
+    text.replace("chat-small", ENDPOINT)
+}
+
+/// What the original made of it.
+fn original_objects() -> anyhow::Result<Vec<Json>> {
+    let text = renamed(include_str!("../../fixtures/original-objects/classic-minimal.objects.json"));
+    let mut file: Json = serde_json::from_str(&text)?;
+    let Some(Json::Array(objects)) = file.get_mut("objects").map(Json::take) else { bail!("no objects") };
+    let known = ["Deployment", "Service"];
+    Ok(objects.into_iter().filter(|object| known.iter().any(|kind| object["kind"] == *kind)).collect())
+}
+
+/// Its row.
+fn original_row() -> anyhow::Result<Item> {
+    let text = renamed(include_str!("../../fixtures/original-objects/classic-minimal.row.json"));
+    let file: Json = serde_json::from_str(&text)?;
+    item_from_dynamodb_json(&file["row"]).map_err(|problem| anyhow::anyhow!("{problem}"))
 }
 
 /// Changes the mark in the environment, which replaces the pods.

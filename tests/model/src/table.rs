@@ -130,6 +130,12 @@ impl Table for ModelTable {
         }))
     }
 
+    async fn clear_restarts(&self, region: &str, at: &str) -> Result<RegionItem, TableError> {
+        Ok(self.region(region, |item| {
+            item.insert(RegionItem::RESTARTS_CLEARED_AT.to_owned(), Value::from(at));
+        }))
+    }
+
     async fn read_region(&self, region: &str) -> Result<Option<RegionItem>, TableError> {
         Ok(self.lock().regions.get(region).map(RegionItem::parse))
     }
@@ -220,6 +226,10 @@ impl Table for TableLine {
 
     async fn set_frozen(&self, region: &str, frozen: bool) -> Result<RegionItem, TableError> {
         self.table.set_frozen(region, frozen).await
+    }
+
+    async fn clear_restarts(&self, region: &str, at: &str) -> Result<RegionItem, TableError> {
+        self.table.clear_restarts(region, at).await
     }
 
     async fn read_region(&self, region: &str) -> Result<Option<RegionItem>, TableError> {

@@ -287,6 +287,23 @@ impl crate::scenario::Stage for World {
         Self::deploy(self, name, spec, &regions).await
     }
 
+    async fn make(&self, object: &Json) -> anyhow::Result<()> {
+        let kind = object["kind"].as_str().unwrap_or_default();
+        let resource = crate::object::RESOURCES.iter().find(|one| one.kind == kind).context("an unknown kind")?;
+        let prefix = if resource.group.is_empty() { "api" } else { "apis" };
+        let path = format!("/{prefix}/{}/namespaces/{NAMESPACE}/{}", resource.api_version(), resource.plural);
+        let original: Arc<str> = Arc::from("original");
+        let request = crate::request::Request::new(http::Method::POST, &path, "", "", Some(object.clone()));
+        let answer = self.model.handle(&original, &request);
+        anyhow::ensure!(answer.status == 201, "{}", answer.body);
+        Ok(())
+    }
+
+    async fn put_row(&self, row: gco_store::wire::Item) -> anyhow::Result<()> {
+        self.table.put(row);
+        Ok(())
+    }
+
     async fn rest(&self) -> anyhow::Result<()> {
         self.quiet().await
     }
