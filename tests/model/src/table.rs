@@ -144,12 +144,6 @@ impl Table for ModelTable {
         Ok(self.lock().regions.iter().map(|(region, item)| (region.clone(), RegionItem::parse(item))).collect())
     }
 
-    async fn clear_restarts(&self, region: &str, at: &str) -> Result<RegionItem, TableError> {
-        Ok(self.region(region, |item| {
-            item.insert(RegionItem::RESTARTS_CLEARED_AT.to_owned(), Value::from(at));
-        }))
-    }
-
     async fn changed_since(&self, _: &str) -> Result<ChangeRead, TableError> {
         Err(TableError::new(ErrorCategory::Invalid, "Query", "the model's table has no change index"))
     }
@@ -238,10 +232,6 @@ impl Table for TableLine {
 
     async fn read_regions(&self) -> Result<BTreeMap<String, RegionItem>, TableError> {
         self.table.read_regions().await
-    }
-
-    async fn clear_restarts(&self, region: &str, at: &str) -> Result<RegionItem, TableError> {
-        self.table.clear_restarts(region, at).await
     }
 
     async fn changed_since(&self, since: &str) -> Result<ChangeRead, TableError> {
