@@ -48,6 +48,13 @@ fn kinds() -> Vec<(&'static str, Value)> {
             "command",
             json!({"image": image, "replicas": 1, "command": ["vllm", "serve"], "args": ["--root-path", "/x"]}),
         ),
+        (
+            "canaried",
+            json!({
+                "image": image, "replicas": 2, "model_source": "s3://models/x",
+                "canary": {"image": "vllm/vllm-openai:v0.29.0", "weight": 20, "replicas": 1},
+            }),
+        ),
     ]
 }
 
@@ -64,6 +71,9 @@ async fn served_by_the_original(region: &Region, count: usize) -> anyhow::Result
     let original = Original::start(region).await?;
     original.pass(&names).await?;
     all_ready(region, &names).await?;
+    // Canaries come with the second pass.
+    original.pass(&names).await?;
+    all_ready(region, &names).await?;
     original.pass(&names).await?;
     for name in &names {
         let row = region.row(name).await?.context("no row")?;
@@ -75,16 +85,14 @@ async fn served_by_the_original(region: &Region, count: usize) -> anyhow::Result
 async fn all_ready(region: &Region, names: &[String]) -> TestResult {
     region
         .wait_for("every pod to be ready", BOUND, |snapshot| {
-            let waiting: Vec<&String> = names
-                .iter()
-                .filter(|name| {
-                    snapshot.deployments.get(*name).is_none_or(|deployment| {
-                        number(deployment, "/status/readyReplicas") != number(deployment, "/spec/replicas")
-                            || number(deployment, "/status/observedGeneration")
-                                != number(deployment, "/metadata/generation")
-                    })
-                })
-                .collect();
+            let is_ready = |deployment: &Value| {
+                number(deployment, "/status/readyReplicas") == number(deployment, "/spec/replicas")
+                    && number(deployment, "/status/observedGeneration") == number(deployment, "/metadata/generation")
+            };
+            let missing = names.iter().filter(|name| !snapshot.deployments.contains_key(*name));
+            let unready =
+                snapshot.deployments.iter().filter(|(_, deployment)| !is_ready(deployment)).map(|(name, _)| name);
+            let waiting: Vec<&String> = missing.chain(unready).collect();
             if waiting.is_empty() { Ok(()) } else { Err(format!("{waiting:?}")) }
         })
         .await?;
