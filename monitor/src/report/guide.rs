@@ -98,12 +98,6 @@ pub const GUIDES: &[Guide] = &[
         ],
     },
     Guide {
-        code: "GCO-1203",
-        title: "objects of the original monitor run the endpoint",
-        meanwhile: "They go on serving as they are.",
-        steps: &["Stop and start the endpoint once: `gco inference stop NAME`, then `gco inference start NAME`."],
-    },
-    Guide {
         code: "GCO-1204",
         title: "a write has no effect",
         meanwhile: "What is there goes on serving; the write is not repeated.",

@@ -47,7 +47,7 @@ const LATECOMERS: [(usize, Attempt); 13] = [
     (1, Attempt::Acknowledge),
     (1, Attempt::Stop),
     (1, Attempt::DeleteWithLabel),
-    (2, Attempt::DeclareAbsent),
+    (24, Attempt::DeclareAbsent),
 ];
 /// Labels that rows carry and that deletions ask for.
 const LABELS: [(&str, &str); 3] = [("team", "search"), ("team", "vision"), ("tier", "gold")];
