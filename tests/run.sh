@@ -33,10 +33,16 @@ cargo run --locked --quiet -p gco-bed --bin gco-bed -- prepare
 
 say "Running all tests (suite size: $GCO_SUITE_SIZE)"
 log="$(mktemp)"
-trap 'rm -f "$log"' EXIT
+# What monitors ask of API servers is noted here, and compared with their Role at the end.
+GCO_RIGHTS_FOLDER="$(mktemp -d)"
+export GCO_RIGHTS_FOLDER
+trap 'rm -rf "$log" "$GCO_RIGHTS_FOLDER"' EXIT
 status=0
 # One test binary at a time; a suite bounds its own concurrency, since two cores carry everything.
 cargo test --locked --workspace --no-fail-fast -- --test-threads "${GCO_TEST_THREADS:-2}" 2>&1 | tee "$log" || status=$?
+
+say "Comparing the monitor's rights with what it used"
+cargo run --locked --quiet -p gco-tests --bin compare-rights -- "$GCO_RIGHTS_FOLDER" || status=1
 
 # cargo prints one line of counts per test binary; this adds them up.
 awk -v status="$status" '

@@ -140,6 +140,9 @@ pub struct RegionHeartbeat {
     pub last_complete_read_age_seconds: u64,
     /// Objects that no row owns; `None`: not known (now, or to this version of the monitor).
     pub orphans: Option<OrphanReport>,
+    /// In which state the leader found the rules of its cluster's admission fence, such as `order effective, lease
+    /// ineffective`; empty when it does not say.
+    pub admission_fence: String,
 }
 
 impl RegionHeartbeat {
@@ -156,6 +159,7 @@ impl RegionHeartbeat {
             ("version".to_owned(), Value::from(self.version.as_str())),
             ("leader".to_owned(), Value::from(self.leader.as_str())),
             ("last_complete_read_age_seconds".to_owned(), Value::from(age)),
+            ("admission_fence".to_owned(), Value::from(self.admission_fence.as_str())),
         ]);
         // What was known before stays, with its time.
         attributes.extend(orphans);
@@ -186,6 +190,8 @@ impl RegionItem {
                     .and_then(Value::as_integer)
                     .and_then(|age| u64::try_from(age).ok())?,
                 orphans: item.get(OrphanReport::ATTRIBUTE).and_then(OrphanReport::parse),
+                // Unknown to earlier versions.
+                admission_fence: text("admission_fence").unwrap_or_default(),
             })
         };
         let frozen = !matches!(item.get(Self::FREEZE), None | Some(Value::Null | Value::Bool(false)));

@@ -3,8 +3,10 @@
 //! The suites themselves are in `tests/tests/`, measurements in `tests/benches/`.
 
 pub mod dice;
+pub mod fence;
 pub mod local;
 pub mod original;
 pub mod region;
+pub mod rights;
 pub mod size;
 pub mod tables;

@@ -165,6 +165,7 @@ fn without_a_region_it_goes_to_the_regions_whose_monitors_report() {
             leader: "monitor-1".to_owned(),
             last_complete_read_age_seconds: 3,
             orphans: None,
+            admission_fence: "order effective, lease effective".to_owned(),
         };
         house.block_on(house.table.write_heartbeat(&heartbeat, PATIENCE)).unwrap();
     }

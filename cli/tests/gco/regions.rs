@@ -18,6 +18,7 @@ fn heartbeat(house: &House, region: &str, at: &str, orphans: Option<OrphanReport
         leader: "monitor-7".to_owned(),
         last_complete_read_age_seconds: 3,
         orphans,
+        admission_fence: String::new(),
     };
     house.block_on(house.table.write_heartbeat(&heartbeat, PATIENCE)).unwrap();
 }

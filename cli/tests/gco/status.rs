@@ -112,6 +112,7 @@ fn a_silent_monitor_is_warned_of() {
             leader: "monitor-7".to_owned(),
             last_complete_read_age_seconds: read_age_seconds,
             orphans: None,
+            admission_fence: "order effective, lease effective".to_owned(),
         };
         house.block_on(house.table.write_heartbeat(&heartbeat, PATIENCE)).unwrap();
     };

@@ -8,6 +8,7 @@
 //! | [`nodes`] | the node objects that the scheduler places pods on |
 //! | [`gateway`] | the address that people call in a region |
 //! | [`instance`] | all of that together, from `gco local up` to `gco local down` |
+//! | [`platform`] | the manifests that a cluster of the fleet has, too |
 //! | [`loopback`] | HTTP to servers on this machine |
 
 pub mod engine;
@@ -16,3 +17,4 @@ pub mod instance;
 pub mod kubelet;
 pub mod loopback;
 pub mod nodes;
+pub mod platform;

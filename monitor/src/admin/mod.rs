@@ -173,6 +173,7 @@ async fn state(State(shared): State<Arc<Shared>>) -> Json<Value> {
         "term": claim.as_ref().map(|claim| claim.mark().term),
         "claim_remaining_seconds": claim.map_or(0.0, |claim| claim.remaining().as_secs_f64()),
         "frozen": shared.is_frozen(),
+        "admission_fence": shared.fence().words(),
         "not_ready": missing(&shared),
         "last_complete_read_seconds_ago": shared.complete_read_age().as_secs_f64(),
         "endpoints": endpoints,

@@ -7,6 +7,8 @@ use gco_runtime::metrics::{Metrics, MetricsError, start_at_zero};
 use gco_store::transition::Operation;
 use prometheus::{Gauge, GaugeVec, Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 
+use crate::cluster::Rule;
+use crate::control::fence::{Fence, RuleState};
 use crate::report::Category;
 
 /// Bounds of the pass histogram, in seconds: a pass at rest takes microseconds, one with writes some milliseconds per
@@ -31,7 +33,7 @@ pub const CATEGORIES: [Category; 7] = [
 pub const VERBS: [&str; 7] = ["get", "list", "watch", "create", "update", "patch", "delete"];
 
 /// Plural names of the kinds that calls are made for.
-pub const RESOURCES: [&str; 13] = [
+pub const RESOURCES: [&str; 14] = [
     "scaledobjects",
     "horizontalpodautoscalers",
     "deployments",
@@ -44,6 +46,7 @@ pub const RESOURCES: [&str; 13] = [
     "pods",
     "endpointslices",
     "leases",
+    "validatingadmissionpolicybindings",
     "discovery",
 ];
 
@@ -117,6 +120,7 @@ pub struct Telemetry {
     /// Steps that the API server accepted, by verb.
     pub steps: IntCounterVec,
     refused: IntCounterVec,
+    fence_rules: IntGaugeVec,
     /// Endpoints of this region by the state in their status entry.
     pub endpoints: IntGaugeVec,
     /// Age of the last complete read of the table.
@@ -245,6 +249,14 @@ impl Telemetry {
         for state in ["under_way", "failed"] {
             unasked_restarts.with_label_values(&[state]).set(0);
         }
+        let fence_rules = metrics.whole_gauges(
+            "gco_monitor_fence_rule",
+            "1 for the state in which the last take-over's test found each rule of the admission fence: unknown (not tested, \
+             or not leading), not_installed, effective, ineffective.",
+            &["rule", "state"],
+        )?;
+        let rules = Rule::ALL.map(Rule::word);
+        zero("fence rules", start_at_zero(&fence_rules, &[&rules, &RuleState::ALL.map(RuleState::word)]))?;
         let endpoints = metrics.whole_gauges(
             "gco_monitor_endpoints",
             "Endpoints that concern this region, by the state in their status entry (none: no entry yet).",
@@ -286,6 +298,7 @@ impl Telemetry {
                 .counter("gco_monitor_plans_computed_total", "Plans computed, empty ones included.")?,
             steps,
             refused,
+            fence_rules,
             endpoints,
             last_complete_read_age_seconds: metrics.gauge(
                 "gco_monitor_last_complete_read_age_seconds",
@@ -339,6 +352,16 @@ impl Telemetry {
     /// Counts one write that a fence refused.
     pub fn refused(&self, reason: &str) {
         self.refused.with_label_values(&[reason]).inc();
+    }
+
+    /// Shows what a test of the admission fence found.
+    pub fn set_fence(&self, fence: &Fence) {
+        for rule in Rule::ALL {
+            for state in RuleState::ALL {
+                let holds = i64::from(fence.state(rule) == state);
+                self.fence_rules.with_label_values(&[rule.word(), state.word()]).set(holds);
+            }
+        }
     }
 
     /// Counts one pass. `outcome` is a word of the passes' metric.

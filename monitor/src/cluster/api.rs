@@ -133,8 +133,22 @@ impl Api {
         *self.last_trouble.lock().unwrap_or_else(PoisonError::into_inner) = self.clock.boot();
     }
 
+    /// How long one call may take.
+    pub(super) fn time_out(&self) -> Duration {
+        self.time_out
+    }
+
     /// Sends one request and reads its whole answer within its time-out.
     pub(crate) async fn call(&self, call: Call<'_>) -> Result<Value, ApiError> {
+        self.call_expecting(call, ApiError::is_not_found).await
+    }
+
+    /// The same; refusals that are `expected` are not counted as errors.
+    pub(super) async fn call_expecting(
+        &self,
+        call: Call<'_>,
+        expected: impl Fn(&ApiError) -> bool,
+    ) -> Result<Value, ApiError> {
         self.telemetry.api_call(call.verb, call.resource);
         let result = match tokio::time::timeout(call.time_out, self.send(&call)).await {
             Ok(result) => result,
@@ -147,7 +161,7 @@ impl Api {
             if error.status.is_none_or(|status| status >= 500) {
                 self.note_trouble();
             }
-            if !error.is_not_found() {
+            if !expected(error) {
                 self.telemetry.api_error(error.category);
             }
         }

@@ -163,6 +163,12 @@ impl Caches {
         self.lock().unasked_restarts(self.clock.boot())
     }
 
+    /// The object of ours with the highest `gco.io/leader-term`, and that; `None` while a cache is incomplete.
+    #[must_use]
+    pub fn newest_stamped(&self) -> Option<(ObservedObject, u64)> {
+        self.lock().newest_stamped()
+    }
+
     /// When to look again for an object that is not ours, if one stands in this endpoint's way.
     #[must_use]
     pub fn foreign_until(&self, endpoint: &str) -> Option<BootTime> {

@@ -12,6 +12,11 @@ use crate::orphans::{Suspect, suspects};
 use crate::plan::inventory;
 use crate::report::restarts::{self, UnaskedRestart};
 
+/// Highest term on an object that is believed. The admission policies compare terms of up to nine digits; a typing mistake on
+/// one object must not use them up for all: a million take-overs are left above this, more than a region sees in a year at
+/// one every 30 s.
+const HIGHEST_BELIEVED_TERM: u64 = 999_999_999 - 1_000_000;
+
 /// One event of a watch, the object already reduced.
 #[derive(Clone, Debug)]
 pub enum Event<T> {
@@ -388,10 +393,17 @@ impl Index {
     /// The highest `gco.io/leader-term` on any object of ours; `None` while a cache is incomplete.
     #[must_use]
     pub fn highest_term(&self) -> Option<u64> {
-        if !self.is_synced() {
-            return None;
-        }
-        self.owned().filter_map(|object| object.annotation(ANNOTATION_LEADER_TERM)?.parse().ok()).max().or(Some(0))
+        self.is_synced().then(|| self.newest_stamped().map_or(0, |(_, term)| term))
+    }
+
+    /// The object of ours with the highest term, and that. Terms that no leader can have had are nobody's.
+    #[must_use]
+    pub fn newest_stamped(&self) -> Option<(ObservedObject, u64)> {
+        let term = |object: &ObservedObject| object.annotation(ANNOTATION_LEADER_TERM)?.parse().ok();
+        let stamped = self
+            .owned()
+            .filter_map(|object| Some((object, term(object).filter(|term| *term <= HIGHEST_BELIEVED_TERM)?)));
+        stamped.max_by_key(|(_, term)| *term).map(|(object, term)| (object.clone(), term))
     }
 }
 
@@ -440,6 +452,25 @@ mod tests {
         let touched = apply(&mut index, deployment("a-canary", "u", 5));
         assert_eq!(touched.into_iter().collect::<Vec<_>>(), ["a", "a-canary"]);
         assert_eq!(index.highest_term(), Some(5));
+    }
+
+    #[test]
+    fn a_term_that_no_leader_can_have_had_counts_for_nothing() {
+        let stamped = |name: &str, term: &str| {
+            let mut object = deployment(name, "u", 5);
+            let mut body = (*object.body).clone();
+            body["metadata"]["annotations"][ANNOTATION_LEADER_TERM] = json!(term);
+            object.body = std::sync::Arc::new(body);
+            object
+        };
+        let mut index = synced();
+        assert_eq!(index.highest_term(), Some(0));
+        for (name, term) in [("a", "7"), ("b", "999999999"), ("c", "many"), ("d", "99999999999999999999"), ("e", "-1")]
+        {
+            apply(&mut index, stamped(name, term));
+        }
+        assert_eq!(index.highest_term(), Some(7));
+        assert_eq!(index.newest_stamped().unwrap().0.key.name, "a");
     }
 
     #[test]

@@ -6,6 +6,7 @@ pub mod api;
 pub mod caches;
 pub mod error;
 mod execute;
+mod fence;
 pub mod index;
 pub mod reduce;
 
@@ -13,6 +14,7 @@ pub use absence::{AbsenceQuestion, Sweep};
 pub use api::Api;
 pub use caches::Caches;
 pub use execute::{Applied, ExecuteInput, Replaced};
+pub use fence::Rule;
 
 /// Calls and caches together: what a pass works with.
 #[derive(Clone, Debug)]

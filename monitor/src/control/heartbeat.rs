@@ -72,6 +72,7 @@ async fn beat(shared: &Shared, suspicion: &mut Suspicion<BootTime>, said_missing
         version: env!("CARGO_PKG_VERSION").to_owned(),
         leader: shared.holder.clone(),
         last_complete_read_age_seconds: shared.complete_read_age().as_secs(),
+        admission_fence: shared.fence().words(),
     };
     match shared.table.write_heartbeat(&heartbeat, TIME_OUT).await {
         Ok(item) => {

@@ -5,6 +5,7 @@
 
 pub mod action;
 pub mod feed;
+pub mod fence;
 pub mod heartbeat;
 pub mod metered;
 mod pass;
@@ -65,6 +66,7 @@ pub async fn run(shared: Arc<Shared>, stop: CancellationToken) -> Result<(), Tas
     let (sender, heard) = watch::channel(0);
     let mut tasks = JoinSet::new();
     tasks.spawn(feed::run(shared.clone(), stop.clone()));
+    tasks.spawn(fence::run(shared.clone(), stop.clone()));
     tasks.spawn(heartbeat::run(shared.clone(), sender, stop.clone()));
     let started = shared.now();
     let next_full_pass = started + shared.config.full_pass_interval;

@@ -11,6 +11,7 @@ use gco_store::problem::bounded;
 use gco_store::row::EndpointRow;
 use gco_store::table::{Consistency, Table, TableError};
 
+use super::fence::Fence;
 use super::restarts::{Permission, Restarts, Tally};
 use super::rows::{Changes, Held, Rows};
 use crate::admin::telemetry::Telemetry;
@@ -113,6 +114,7 @@ pub struct Shared {
     frozen: AtomicBool,
     table_checked: AtomicBool,
     everything_dirty: AtomicBool,
+    fence: Mutex<Fence>,
     last_tick_nanoseconds: AtomicU64,
     last_pass_nanoseconds: AtomicU64,
 }
@@ -182,6 +184,7 @@ impl Shared {
             frozen: AtomicBool::new(false),
             table_checked: AtomicBool::new(false),
             everything_dirty: AtomicBool::new(false),
+            fence: Mutex::default(),
             last_tick_nanoseconds: AtomicU64::new(0),
             last_pass_nanoseconds: AtomicU64::new(0),
         };
@@ -301,6 +304,18 @@ impl Shared {
     pub fn set_frozen(&self, frozen: bool) -> bool {
         self.telemetry.frozen.set(i64::from(frozen));
         self.frozen.swap(frozen, Ordering::AcqRel) != frozen
+    }
+
+    /// What the last test of the admission fence found.
+    #[must_use]
+    pub fn fence(&self) -> Fence {
+        *self.fence.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes what a test of the admission fence found.
+    pub fn set_fence(&self, fence: Fence) {
+        self.telemetry.set_fence(&fence);
+        *self.fence.lock().unwrap_or_else(PoisonError::into_inner) = fence;
     }
 
     /// Whether the table passed its check.

@@ -496,6 +496,7 @@ async fn a_heartbeat_goes_to_the_second_table_and_leaves_the_freeze_switch_alone
         leader: "monitor-a".to_owned(),
         last_complete_read_age_seconds: 3,
         orphans: None,
+        admission_fence: "order effective, lease effective".to_owned(),
     };
     let mut stored = heartbeat.to_attributes();
     stored.insert("region".to_owned(), Value::from("us-east-1"));

@@ -112,6 +112,7 @@ async fn heartbeats_leave_the_freeze_switch_alone() {
         leader: "monitor-a".to_owned(),
         last_complete_read_age_seconds: 3,
         orphans: None,
+        admission_fence: "order effective, lease effective".to_owned(),
     };
     let long = Duration::from_secs(60);
     let written = table.write_heartbeat(&heartbeat, long).await.expect("written");

@@ -6,14 +6,14 @@ use std::time::Duration;
 use anyhow::Context as _;
 use gco_bed::control_plane::{AuditEvent, AuditLog, AuditMark};
 use gco_bed::wait::{self, WaitError};
+use gco_local::platform::{self, ACCOUNTS, INFERENCE_NAMESPACE, MONITOR_ACCOUNT, ROLE, SYSTEM_NAMESPACE};
 use gco_runtime::random::{Randomness as _, SystemRandomness};
 use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Namespace, PersistentVolume, PersistentVolumeClaim, Service, ServiceAccount};
-use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
+use k8s_openapi::api::core::v1::{Namespace, PersistentVolume, PersistentVolumeClaim, Service};
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, Client};
-use serde::de::DeserializeOwned;
 use serde_json::json;
 
 use super::BOUND;
@@ -22,17 +22,8 @@ use super::planes::{Plane, Pods, plane};
 use super::predicates::Checker;
 use super::table::TestTable;
 
-/// The monitor's Role and its binding, as they are installed.
-const ROLE: &str = include_str!("../../../deploy/monitor/role.yaml");
-
-/// The monitor's account, as it is installed.
-pub const MONITOR_ACCOUNT: &str = "gco-inference-monitor-sa";
-
 /// The claim that model storage is mounted from.
 const MODEL_CLAIM: &str = "efs-claim";
-
-/// The account of model pods, as it is installed.
-pub const MODEL_ACCOUNT: &str = "gco-service-account";
 
 /// What a region is made of.
 #[derive(Clone, Debug)]
@@ -41,7 +32,7 @@ pub struct RegionSettings {
     pub name: String,
     /// On which of the binary's control planes.
     pub plane: usize,
-    /// The namespace; `None`: a fresh one.
+    /// The namespace; `None`: a fresh one. The fence and the outsiders' rule hold in `gco-inference` only.
     pub namespace: Option<String>,
     /// What its pods are.
     pub pods: Pods,
@@ -65,7 +56,20 @@ pub struct Region {
     token: String,
     folder: tempfile::TempDir,
     start: AuditMark,
+    recorded: bool,
     checker: Checker,
+}
+
+impl Drop for Region {
+    /// Notes what its monitors asked for, when somebody wants to compare that with the Role (`tests/run.sh` does).
+    fn drop(&mut self) {
+        if !self.recorded {
+            return;
+        }
+        if let Err(error) = crate::rights::record(self) {
+            eprintln!("what the monitors of {} asked for was not noted: {error:#}", self.namespace);
+        }
+    }
 }
 
 impl std::fmt::Debug for Region {
@@ -93,11 +97,15 @@ impl Region {
         let client = plane.control_plane().client().await?;
         let start = plane.audit()?.mark()?;
         let namespace = settings.namespace.unwrap_or_else(fresh_namespace);
-        make_namespace(&client, &namespace).await?;
-        let token = plane.control_plane().service_account_token(&namespace, MONITOR_ACCOUNT).await?;
+        if namespace != INFERENCE_NAMESPACE {
+            make_namespace(&client, &namespace).await?;
+        }
+        may_work(&client, &namespace).await?;
+        let token = plane.control_plane().service_account_token(SYSTEM_NAMESPACE, MONITOR_ACCOUNT).await?;
         let folder = tempfile::tempdir().context("making a folder")?;
         let checker = Checker::start(&client, &namespace, &settings.name, &table)?;
-        Ok(Self { name: settings.name, namespace, plane, client, table, token, folder, start, checker })
+        let recorded = true;
+        Ok(Self { name: settings.name, namespace, plane, client, table, token, folder, start, recorded, checker })
     }
 
     /// Its name.
@@ -142,10 +150,31 @@ impl Region {
         self.folder.path()
     }
 
-    /// The user that monitors of this region are in the audit log.
+    /// The user that monitors are in the audit log; those of all regions on a control plane are the same.
     #[must_use]
     pub fn monitor_user(&self) -> String {
-        format!("system:serviceaccount:{}:{MONITOR_ACCOUNT}", self.namespace)
+        monitor_user()
+    }
+
+    /// A bearer token of the monitor's account.
+    #[must_use]
+    pub fn monitor_token(&self) -> &str {
+        &self.token
+    }
+
+    /// What is asked in the monitor's name here is asked by a test, and tells nothing about the monitor.
+    pub fn do_not_record_rights(&mut self) {
+        self.recorded = false;
+    }
+
+    /// Everything that monitors asked of this region since it was made, and of the cluster outside of any namespace.
+    ///
+    /// # Errors
+    /// When the log cannot be read.
+    pub fn asked_by_monitors(&self) -> anyhow::Result<Vec<AuditEvent>> {
+        let mut asked = self.audit()?.requests_of_user(self.start, &self.monitor_user())?;
+        asked.retain(|event| event.namespace == self.namespace || event.namespace.is_empty());
+        Ok(asked)
     }
 
     /// Writes the kubeconfig file of a monitor; `url`: through this address.
@@ -274,34 +303,51 @@ fn fresh_namespace() -> String {
     format!("region-{}", &token[..8])
 }
 
+/// The user that monitors are.
+fn monitor_user() -> String {
+    format!("system:serviceaccount:{SYSTEM_NAMESPACE}:{MONITOR_ACCOUNT}")
+}
+
+/// A models' namespace besides the one that is installed: the same accounts, and the same Role for the same monitor.
 async fn make_namespace(client: &Client, namespace: &str) -> anyhow::Result<()> {
     let namespaces: Api<Namespace> = Api::all(client.clone());
     let mut object = Namespace::default();
     object.metadata.name = Some(namespace.to_owned());
     namespaces.create(&PostParams::default(), &object).await.with_context(|| format!("making {namespace}"))?;
-    let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), namespace);
-    for name in [MONITOR_ACCOUNT, MODEL_ACCOUNT] {
-        let mut account = ServiceAccount::default();
-        account.metadata.name = Some(name.to_owned());
-        accounts.create(&PostParams::default(), &account).await.with_context(|| format!("making account {name}"))?;
+    for mut object in [platform::objects(ACCOUNTS)?, platform::objects(ROLE)?].concat() {
+        if object["metadata"]["namespace"] == INFERENCE_NAMESPACE {
+            object["metadata"]["namespace"] = json!(namespace);
+            platform::apply(client, &object).await?;
+        }
     }
-    let (mut role, mut binding): (Role, RoleBinding) = (document(0)?, document(1)?);
-    role.metadata.namespace = Some(namespace.to_owned());
-    binding.metadata.namespace = Some(namespace.to_owned());
-    for subject in binding.subjects.iter_mut().flatten() {
-        subject.namespace = Some(namespace.to_owned());
-    }
-    let roles: Api<Role> = Api::namespaced(client.clone(), namespace);
-    roles.create(&PostParams::default(), &role).await.context("making the monitor's Role")?;
-    let bindings: Api<RoleBinding> = Api::namespaced(client.clone(), namespace);
-    bindings.create(&PostParams::default(), &binding).await.context("binding the monitor's Role")?;
     Ok(())
 }
 
-/// One of the documents of [`ROLE`].
-fn document<T: DeserializeOwned>(index: usize) -> anyhow::Result<T> {
-    let text = ROLE.split("\n---\n").nth(index).context("the monitor's Role has too few documents")?;
-    serde_saphyr::from_str(text).with_context(|| format!("document {index} of the monitor's Role"))
+/// Waits until the API server knows of the monitor's rights: it follows its Roles with a delay.
+async fn may_work(client: &Client, namespace: &str) -> anyhow::Result<()> {
+    let reviews: Api<SubjectAccessReview> = Api::all(client.clone());
+    let attributes = ResourceAttributes {
+        namespace: Some(namespace.to_owned()),
+        verb: Some("create".to_owned()),
+        group: Some("apps".to_owned()),
+        resource: Some("deployments".to_owned()),
+        ..Default::default()
+    };
+    let spec = SubjectAccessReviewSpec {
+        user: Some(monitor_user()),
+        resource_attributes: Some(attributes),
+        ..Default::default()
+    };
+    let review = SubjectAccessReview { spec, ..Default::default() };
+    wait::until("the monitor's Role to be in force", BOUND, || async {
+        match reviews.create(&PostParams::default(), &review).await {
+            Ok(answer) if answer.status.as_ref().is_some_and(|status| status.allowed) => Ok(()),
+            Ok(answer) => Err(format!("{:?}", answer.status)),
+            Err(error) => Err(error.to_string()),
+        }
+    })
+    .await?;
+    Ok(())
 }
 
 impl Region {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use gco_bed::control_plane::{AuditLog, ControlPlane, ControlPlaneSettings};
 use gco_local::kubelet::{Behaviour, DialMap, ImageTable, Kubelet, KubeletSettings, RestartDelay};
+use gco_local::platform;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
@@ -25,8 +26,8 @@ pub enum Pods {
 }
 
 /// How many regions there can be whose endpoints have the same row: rows name a namespace, so two regions of one row need
-/// two clusters.
-const MOST: usize = 2;
+/// two clusters, and tests of the admission fence need one each, since that holds for a whole cluster.
+const MOST: usize = 3;
 
 /// The name of each control plane's one node.
 const NODE: &str = "suite-node";
@@ -82,9 +83,12 @@ async fn start(number: usize, pods: Pods) -> anyhow::Result<Plane> {
     let mut settings = ControlPlaneSettings::named(format!("region-{number}"));
     settings.scheduler = true;
     let control_plane = ControlPlane::start(settings).await?;
-    make_node(&control_plane.client().await?).await?;
+    let client = control_plane.client().await?;
+    make_node(&client).await?;
+    // As it is installed, but for what puts the admission fence in force.
+    platform::apply_all(&client, &platform::WITHOUT_BINDINGS).await?;
     let folder = tempfile::tempdir().context("making a folder for pods")?;
-    let region = ["us-east-1", "eu-west-1"].get(number).copied().unwrap_or("region");
+    let region = ["us-east-1", "eu-west-1", "eu-central-1"].get(number).copied().unwrap_or("region");
     let settings = KubeletSettings {
         region: region.to_owned(),
         region_number: number,

@@ -16,6 +16,9 @@ use serde::Deserialize;
 pub(super) const POLICY: &str = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\n\
                                  rules:\n- level: Metadata\n";
 
+/// The annotation in which the authorizer writes what it decided: `allow` or `forbid`.
+const DECISION: &str = "authorization.k8s.io/decision";
+
 /// How far a request had come when an event was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 pub enum AuditStage {
@@ -54,6 +57,8 @@ pub struct AuditEvent {
     pub subresource: String,
     /// The HTTP status; zero when none was sent.
     pub code: u16,
+    /// Whether the asker lacked the right: refused by the authorizer, not by admission.
+    pub without_right: bool,
     /// When the request came in.
     pub received_at: Timestamp,
     /// When it reached this stage.
@@ -141,6 +146,19 @@ impl AuditLog {
         Ok(requests)
     }
 
+    /// The requests of one user from `mark` on. Quicker than [`AuditLog::requests_where`]: others' lines are not taken apart.
+    ///
+    /// # Errors
+    /// When the file cannot be read or understood.
+    pub fn requests_of_user(&self, mark: AuditMark, user: &str) -> anyhow::Result<Vec<AuditEvent>> {
+        let (text, _) = self.read(mark)?;
+        let events: anyhow::Result<Vec<AuditEvent>> =
+            text.lines().filter(|line| line.contains(user)).map(parse).collect();
+        let mut requests = last_of_each(events?);
+        requests.retain(|request| request.user == user);
+        Ok(requests)
+    }
+
     /// The requests of one user from `mark` on, as the number of each (verb, resource/subresource).
     ///
     /// # Errors
@@ -206,6 +224,8 @@ struct Line {
     object_ref: LineObject,
     #[serde(default)]
     response_status: LineStatus,
+    #[serde(default)]
+    annotations: BTreeMap<String, String>,
     request_received_timestamp: String,
     stage_timestamp: String,
 }
@@ -249,6 +269,7 @@ fn parse(line: &str) -> anyhow::Result<AuditEvent> {
         name: object.name,
         subresource: object.subresource,
         code: line.response_status.code,
+        without_right: line.annotations.get(DECISION).is_some_and(|decision| decision == "forbid"),
         received_at: line.request_received_timestamp.parse().context("requestReceivedTimestamp")?,
         stage_at: line.stage_timestamp.parse().context("stageTimestamp")?,
     })

@@ -36,8 +36,9 @@ pub(super) fn api_server(
     ports: Ports,
     credentials: &Credentials,
     settings: &ControlPlaneSettings,
+    name: &str,
 ) -> ProcessSettings {
-    let mut process = ProcessSettings::new(&binaries.kube_apiserver, layout.log("kube-apiserver"))
+    let mut process = ProcessSettings::new(&binaries.kube_apiserver, layout.log(name))
         .argument(format!("--etcd-servers=http://127.0.0.1:{}", ports.etcd_client))
         .argument("--bind-address=127.0.0.1")
         .argument(format!("--secure-port={}", ports.api_server))
@@ -58,7 +59,7 @@ pub(super) fn api_server(
     if settings.audit {
         process = process
             .argument(flag("--audit-policy-file", &layout.audit_policy()))
-            .argument(flag("--audit-log-path", &layout.audit_log()))
+            .argument(flag("--audit-log-path", &layout.audit_log(name)))
             .argument("--audit-log-mode=blocking")
             .argument("--audit-log-format=json")
             // In MiB: never rotated, so that marks stay good.

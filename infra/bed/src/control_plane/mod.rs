@@ -3,6 +3,7 @@
 //!
 //! Nothing runs pods here: a kubelet stand-in has to write nodes and pod statuses.
 
+mod another;
 mod audit;
 mod credentials;
 mod flags;
@@ -18,6 +19,7 @@ use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 
+pub use self::another::AnotherApiServer;
 pub use self::audit::{AuditEvent, AuditLog, AuditMark, AuditStage};
 use self::credentials::{Credentials, write_kubeconfig};
 use crate::binaries::Binaries;
@@ -38,6 +40,9 @@ const PORT_TRIES: usize = 5;
 
 /// How long a service account's token is good.
 const TOKEN_SECONDS: i64 = 24 * 3600;
+
+/// The first API server's name, for its files.
+const API_SERVER: &str = "kube-apiserver";
 
 /// What kind of control plane to start.
 #[derive(Clone, Debug)]
@@ -93,6 +98,8 @@ pub struct ControlPlane {
     api_server: Supervised,
     etcd: Supervised,
     audit: Option<AuditLog>,
+    settings: ControlPlaneSettings,
+    ports: Ports,
     layout: Layout,
     _folder: Folder,
 }
@@ -315,7 +322,8 @@ impl Servers {
         let _ = std::fs::remove_dir_all(layout.folder.join("logs"));
         let etcd = Supervised::start(flags::etcd(binaries, layout, ports))?;
         // The API server retries until etcd answers.
-        let api_server = Supervised::start(flags::api_server(binaries, layout, ports, credentials, settings))?;
+        let api_server =
+            Supervised::start(flags::api_server(binaries, layout, ports, credentials, settings, API_SERVER))?;
         let programs = [&etcd, &api_server];
         let authority = layout.certificate_authority();
         started("the API server's certificate", &programs, || {
@@ -365,14 +373,16 @@ impl Servers {
         })
         .await?;
         Ok(ControlPlane {
-            name: settings.name,
+            name: settings.name.clone(),
             port: ports.api_server,
             admin_token: credentials.admin_token,
             scheduler,
             controller_manager,
             api_server,
             etcd,
-            audit: settings.audit.then(|| AuditLog::new(layout.audit_log())),
+            audit: settings.audit.then(|| AuditLog::new(layout.audit_log(API_SERVER))),
+            settings,
+            ports,
             layout,
             _folder: folder,
         })
@@ -466,8 +476,8 @@ impl Layout {
         self.folder.join("audit-policy.yaml")
     }
 
-    fn audit_log(&self) -> PathBuf {
-        self.folder.join("audit.log")
+    fn audit_log(&self, server: &str) -> PathBuf {
+        self.folder.join(format!("{server}.audit.log"))
     }
 
     fn ports(&self) -> PathBuf {

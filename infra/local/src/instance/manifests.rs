@@ -3,27 +3,13 @@
 
 use std::path::Path;
 
-use anyhow::{Context as _, bail};
-use kube::api::{DynamicObject, Patch, PatchParams};
-use kube::core::{ApiResource, GroupVersionKind};
-use kube::{Api, Client};
+use anyhow::Context as _;
+use kube::Client;
 use serde_json::{Value, json};
 
-/// The manifests that a cluster of the fleet has, too.
-const PLATFORM: [&str; 3] = [
-    include_str!("../../../../deploy/monitor/namespaces.yaml"),
-    include_str!("../../../../deploy/monitor/service-accounts.yaml"),
-    include_str!("../../../../deploy/monitor/role.yaml"),
-];
-
-/// Where endpoints' objects are.
-pub const INFERENCE_NAMESPACE: &str = "gco-inference";
-
-/// Where the monitor's account is.
-pub(super) const SYSTEM_NAMESPACE: &str = "gco-system";
-
-/// The monitor's account.
-pub(super) const MONITOR_ACCOUNT: &str = "gco-inference-monitor-sa";
+pub use crate::platform::INFERENCE_NAMESPACE;
+use crate::platform::{self, FOR_A_MONITOR_OUTSIDE};
+pub(super) use crate::platform::{MONITOR_ACCOUNT, SYSTEM_NAMESPACE};
 
 /// Applies everything; a second time changes nothing.
 ///
@@ -32,14 +18,9 @@ pub(super) const MONITOR_ACCOUNT: &str = "gco-inference-monitor-sa";
 /// When the API server refuses one of the objects.
 pub(super) async fn apply_all(client: &Client, models: &Path) -> anyhow::Result<()> {
     std::fs::create_dir_all(models).with_context(|| format!("creating {}", models.display()))?;
-    for text in PLATFORM {
-        let objects: Vec<Value> = serde_saphyr::from_multiple(text).context("reading a manifest of the platform")?;
-        for object in objects {
-            apply(client, object).await?;
-        }
-    }
+    platform::apply_all(client, &FOR_A_MONITOR_OUTSIDE).await?;
     for object in model_storage(models) {
-        apply(client, object).await?;
+        platform::apply(client, &object).await?;
     }
     Ok(())
 }
@@ -72,23 +53,4 @@ fn model_storage(models: &Path) -> [Value; 2] {
             "spec": claim,
         }),
     ]
-}
-
-async fn apply(client: &Client, object: Value) -> anyhow::Result<()> {
-    let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
-    let (api_version, kind) = (text("/apiVersion"), text("/kind"));
-    let (name, namespace) = (text("/metadata/name"), text("/metadata/namespace"));
-    if kind.is_empty() || name.is_empty() {
-        bail!("a manifest of the platform has no kind or no name");
-    }
-    let (group, version) = api_version.split_once('/').unwrap_or(("", &api_version));
-    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, &kind));
-    let objects: Api<DynamicObject> = match namespace.as_str() {
-        "" => Api::all_with(client.clone(), &resource),
-        namespace => Api::namespaced_with(client.clone(), namespace, &resource),
-    };
-    let parameters = PatchParams::apply("gco-local").force();
-    let applied = objects.patch(&name, &parameters, &Patch::Apply(object)).await;
-    applied.with_context(|| format!("applying {kind} {name}"))?;
-    Ok(())
 }

@@ -23,6 +23,9 @@ const ABSENT_KIND: std::time::Duration = std::time::Duration::from_millis(500);
 /// Only objects that the monitor stamped are its own writes; what a test makes by hand may be anything.
 const OUR_MARK: &str = "gco.io/leader-term";
 
+/// An object with this annotation was made or changed by a test that plays a monitor, or somebody else, by hand.
+const BY_HAND: &str = "suite/mark";
+
 /// Starts a watch for each kind.
 pub(super) fn watch(client: &Client, namespace: &str, book: &Book) -> Vec<tokio::task::JoinHandle<()>> {
     let one = |(group, version, kind, plural): (&str, &str, &str, &str)| {
@@ -67,7 +70,8 @@ async fn watch_one(api: Api<DynamicObject>, kind: String, book: Book) {
 
 fn look(kind: &str, object: &DynamicObject, book: &Book) {
     let Ok(body) = serde_json::to_value(object) else { return };
-    if annotation(&body, OUR_MARK).is_none() || body["metadata"].get("deletionTimestamp").is_some() {
+    let by_hand = annotation(&body, OUR_MARK).is_none() || annotation(&body, BY_HAND).is_some();
+    if by_hand || body["metadata"].get("deletionTimestamp").is_some() {
         return;
     }
     let what = format!("{kind}/{} version {}", object.name_any(), object.resource_version().unwrap_or_default());
