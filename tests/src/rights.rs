@@ -168,7 +168,7 @@ mod tests {
     fn the_role_is_read_with_its_groups_and_never_lists_secrets() {
         let granted = granted().unwrap();
         assert!(granted.contains(&Right::new("update", "apps", "deployments")));
-        assert!(granted.contains(&Right::new("get", "", "pods")));
+        assert!(granted.contains(&Right::new("list", "", "pods")));
         for verb in ["list", "watch", "deletecollection"] {
             assert!(!granted.contains(&Right::new(verb, "", "secrets")), "{verb} secrets");
         }
