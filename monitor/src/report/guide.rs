@@ -208,6 +208,22 @@ pub fn of_condition(kind: &str, holds: bool, reason: &str) -> Option<(&'static s
         ("RolledOut", false, _) => {
             ("A rollout cannot go on.", "Look at the new pods' reasons, or go back: `gco inference undo NAME`.")
         }
+        ("CanaryReady", false, _) => (
+            "Its canary gets no requests: not all of the canary's pods are ready.",
+            "Wait, or look at the canary's pods; `gco inference rollback NAME` ends it.",
+        ),
+        ("Autoscaling", false, _) => (
+            "Its autoscaler does not work; the replica count stays as it is.",
+            "Look at the metric that is named; without KEDA in the cluster, scale by cpu or memory.",
+        ),
+        ("TemplateCurrent", false, _) => (
+            "Its pods run what an earlier program or version rendered, and serve on.",
+            "Nothing; `gco inference refresh NAME` brings them up to date.",
+        ),
+        ("RestartHeld", true, _) => (
+            "A restart that no edit asked for is held back.",
+            "Wait for its turn; if restarts have stopped, look why some failed, then `gco inference refresh --clear`.",
+        ),
         ("Blocked", true, "OtherEndpoint") => {
             ("An object of another endpoint has one of its names.", "Delete one of the two endpoints.")
         }
