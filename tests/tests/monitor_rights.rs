@@ -5,6 +5,9 @@
 use anyhow::{Context as _, ensure};
 use gco_bed::wait;
 use gco_local::platform::{MODEL_ACCOUNT, MONITOR_ACCOUNT, PROXY_ACCOUNT, SYSTEM_NAMESPACE};
+use gco_tests::fence::NAMESPACE;
+use gco_tests::fence::calls::Caller;
+use gco_tests::fence::kinds::{Target, make_optional_kinds};
 use gco_tests::region::rows::spec;
 use gco_tests::region::{BOUND, Monitor, MonitorSettings, Region, RegionSettings, TestTable};
 use gco_tests::rights::{Asked, granted};
@@ -13,7 +16,7 @@ use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::Api;
 use kube::api::PostParams;
 use kube::client::Body;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_life_of_endpoints_asks_for_nothing_that_is_not_granted() -> anyhow::Result<()> {
@@ -100,7 +103,7 @@ async fn d46_models_and_proxies_have_no_right_on_the_cluster_and_no_token() -> a
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_about_the_lease_go_where_the_control_planes_own_elections_go() -> anyhow::Result<()> {
     // The flow schema is about the namespace that is installed.
-    let settings = RegionSettings { namespace: Some("gco-inference".to_owned()), ..RegionSettings::named("us-east-1") };
+    let settings = RegionSettings { namespace: Some(NAMESPACE.to_owned()), ..RegionSettings::named("us-east-1") };
     let mut region = Region::start_with(settings, TestTable::embedded().await?).await?;
     region.do_not_record_rights();
     let control_plane = region.plane().control_plane();
@@ -130,5 +133,45 @@ async fn calls_about_the_lease_go_where_the_control_planes_own_elections_go() ->
     .await?;
     let others = schema_of("/api/v1/namespaces/gco-inference/pods").await?;
     ensure!(others != wanted, "everything of the monitor's goes there");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn everything_that_an_earlier_control_plane_left_goes_with_its_endpoint() -> anyhow::Result<()> {
+    let settings = RegionSettings { namespace: Some(NAMESPACE.to_owned()), ..RegionSettings::named("us-east-1") };
+    let region = Region::start_with(settings, TestTable::embedded().await?).await?;
+    make_optional_kinds(region.client()).await?;
+    let monitor = Monitor::leading(&region).await?;
+    region.deploy("left", spec(1, "0")).await?;
+    region.settled("left").await?;
+    let row = region.row("left").await?.context("no row")?;
+    let lifecycle = row.lifecycle_id.clone().context("no lifecycle")?;
+    let generation = row.region_generation("us-east-1").context("no generation")?.to_owned();
+    let admin = Caller::new(region.client().clone());
+    let left = [
+        ("configmaps", "left-mooncake"),
+        ("secrets", "left-admin"),
+        ("ingresses.networking.k8s.io", "left"),
+        ("httproutes.gateway.networking.k8s.io", "left"),
+        ("horizontalpodautoscalers.autoscaling", "left-prefill"),
+        ("scaledobjects.keda.sh", "left-decode"),
+    ];
+    for (resource, name) in left {
+        let target = Target::named(resource)?;
+        let mut object = target.object(name, 0, "left");
+        object["metadata"]["annotations"] = json!({
+            "gco.io/lifecycle-id": lifecycle, "gco.io/region-generation": generation, "gco.io/leader-epoch": "earlier",
+        });
+        let reply = admin.create(&target, &object, "").await?;
+        ensure!(reply.is_success(), "making {resource} {name}: {}", reply.body);
+    }
+    region.delete("left").await?;
+    region.purged("left").await.with_context(|| monitor.described())?;
+    for (resource, name) in left {
+        let reply = admin.get(&Target::named(resource)?, name).await?;
+        ensure!(reply.status == 404, "{resource} {name} is left: {}", reply.body);
+    }
+    let asked = Asked::of(&region.asked_by_monitors()?);
+    ensure!(asked.refused.is_empty(), "{:?}", asked.refused);
     Ok(())
 }
