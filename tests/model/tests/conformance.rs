@@ -1,7 +1,7 @@
 //! The model answers as a real API server does: every rule, and random sequences of requests, answer by answer.
 //!
 //! The controllers of the real server are paused and those of the model do not run, so that every answer is determined. What
-//! the controllers do is compared in `controllers.rs`.
+//! the model's controllers do is not compared by this suite (`docs/model.md` says where the model ends).
 
 #![allow(clippy::unwrap_used, reason = "a test may end in a panic")]
 
@@ -27,7 +27,7 @@ const LENGTH: usize = 14;
 
 /// Differences that are known, with the reason why the model keeps them.
 ///
-/// None: where the model cannot follow the server, the requests of this suite do not go (see `docs/decisions`).
+/// None: where the model cannot follow the server, the requests of this suite do not go (see `docs/model.md`).
 const KNOWN: [(&str, &str); 0] = [];
 
 static SERVER: OnceCell<ControlPlane> = OnceCell::const_new();
