@@ -62,6 +62,9 @@ async fn end_of(region: &Region) -> anyhow::Result<Value> {
         for passing in ["lifecycle_id", "region_generations", "created_at", "updated_at", "namespace"] {
             row[passing] = Value::Null;
         }
+        if let Some(previous) = row["previous_spec"].as_object_mut() {
+            previous.insert("replaced_at".to_owned(), Value::Null);
+        }
         let entry = &mut row["region_status"]["us-east-1"];
         for passing in ["last_sync", "lifecycle_id", "region_generation"] {
             entry[passing] = Value::Null;

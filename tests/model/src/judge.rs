@@ -101,6 +101,9 @@ fn cleaned_row(row: &Value) -> Value {
             row[passing] = json!("there");
         }
     }
+    if let Some(previous) = row["previous_spec"].as_object_mut() {
+        previous.insert("replaced_at".to_owned(), json!("there"));
+    }
     for entry in row["region_status"].as_object_mut().into_iter().flat_map(serde_json::Map::values_mut) {
         for passing in ["last_sync", "lifecycle_id", "region_generation", "deletion_generation"] {
             if !entry[passing].is_null() {

@@ -9,7 +9,7 @@ use crate::region::Snapshot;
 use crate::region::objects::{is_ready, number};
 
 /// Fields, labels and annotations that hold identities, versions, times or places.
-const PASSING: [&str; 24] = [
+const PASSING: [&str; 25] = [
     "uid",
     "resourceVersion",
     "generation",
@@ -34,6 +34,7 @@ const PASSING: [&str; 24] = [
     "updated_at",
     "last_sync",
     "since",
+    "replaced_at",
 ];
 
 /// The end of one endpoint, in all regions; equal for two endpoints that ended the same way.
