@@ -169,11 +169,12 @@ async fn a_writer_fifteen_minutes_behind_is_heard_of_with_the_next_full_read() -
     let monitor = Monitor::leading_with(&region, settings(HOUR, 4)).await?;
     mode(&monitor, "index").await?;
     applied(&region, "chat", "0").await?;
-    edit_with_clock_off(&region, "behind", SignedDuration::from_mins(-15)).await?;
+    // Counted from before the edit: a full read may come right behind it.
     let full_reads = operations(&monitor, "read_all").await?;
+    edit_with_clock_off(&region, "behind", SignedDuration::from_mins(-15)).await?;
     println!("an edit dated 15 minutes back: applied after {:?}", applied(&region, "chat", "behind").await?);
     let needed = operations(&monitor, "read_all").await? - full_reads;
-    assert!((1.0..=4.0).contains(&needed), "{needed} full reads");
+    assert!((1.0..=5.0).contains(&needed), "{needed} full reads");
 
     // The next writer in time dates it forward again, and the index shows that at once.
     region.mark("chat", "in time").await?;
