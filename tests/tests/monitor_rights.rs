@@ -159,8 +159,10 @@ async fn everything_that_an_earlier_control_plane_left_goes_with_its_endpoint() 
     for (resource, name) in left {
         let target = Target::named(resource)?;
         let mut object = target.object(name, 0, "left");
+        // The mark tells whoever judges the monitor's writes that this one is ours.
         object["metadata"]["annotations"] = json!({
             "gco.io/lifecycle-id": lifecycle, "gco.io/region-generation": generation, "gco.io/leader-epoch": "earlier",
+            "suite/mark": "left",
         });
         let reply = admin.create(&target, &object, "").await?;
         ensure!(reply.is_success(), "making {resource} {name}: {}", reply.body);
