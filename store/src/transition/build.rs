@@ -10,7 +10,7 @@ use super::{
 };
 use crate::name;
 use crate::problem::{FieldProblem, QUOTED_VALUE_CHARACTERS, bounded};
-use crate::row::{DesiredState, EndpointRow, Quorum, Refresh};
+use crate::row::{DesiredState, EndpointRow, Quorum};
 use crate::spec::{MOST_REPLICAS, Spec};
 use crate::status::RegionEntry;
 use crate::time;
@@ -413,56 +413,6 @@ pub fn purge(row: &EndpointRow) -> Option<Transition> {
     })
 }
 
-/// Ours: sets or clears `control.paused`.
-///
-/// # Errors
-/// The row's state.
-pub fn set_paused(row: &EndpointRow, paused: bool, now: Timestamp) -> Result<Transition, OperationError> {
-    let lifecycle = row.lifecycle_id.as_ref().ok_or_else(|| no_identity(row))?;
-    let base = version_of(row)?;
-    refuse_deleted(row, if paused { "paused" } else { "resumed" })?;
-    let (as_read, change) = set_control(row, "paused", Value::Bool(paused))?;
-    let conditions = vec![lifecycle_is(lifecycle), live(), as_read, moves_forward(base, now)];
-    Ok(update(row, Operation::SetPaused, conditions, vec![change], base, now))
-}
-
-/// Ours: sets `control.refresh`: monitors bring the endpoint's pods to what they render now, a few endpoints at once.
-///
-/// # Errors
-/// The row's state; a bad count.
-pub fn refresh(row: &EndpointRow, wish: &Refresh, now: Timestamp) -> Result<Transition, OperationError> {
-    let Refresh { requested_at, at_once } = wish;
-    let lifecycle = row.lifecycle_id.as_ref().ok_or_else(|| no_identity(row))?;
-    let base = version_of(row)?;
-    refuse_deleted(row, "refreshed")?;
-    if *at_once == Some(0) {
-        return Err(OperationError::Invalid(vec![FieldProblem::new("at_once", "must be at least 1")]));
-    }
-    let mut map = Item::from([("requested_at".to_owned(), Value::from(requested_at.as_str()))]);
-    map.extend(at_once.map(|count| ("at_once".to_owned(), Value::from(i64::from(count)))));
-    let (as_read, change) = set_control(row, "refresh", Value::Map(map))?;
-    let conditions = vec![lifecycle_is(lifecycle), live(), as_read, moves_forward(base, now)];
-    Ok(update(row, Operation::Refresh, conditions, vec![change], base, now))
-}
-
-/// The change that sets `control.<key>`, and the condition under which it can be made.
-///
-/// A place below a map that is not there cannot be set: then the map is made, if nobody else made it meanwhile.
-fn set_control(row: &EndpointRow, key: &str, value: Value) -> Result<(Condition, Change), OperationError> {
-    let control = Path::of(["control"]);
-    match row.item.get("control") {
-        Some(Value::Map(_)) => Ok((Condition::Exists(control), Change::Set(Path::of(["control", key]), value))),
-        None => {
-            let made = Value::Map(Item::from([(key.to_owned(), value)]));
-            Ok((not(Condition::Exists(control.clone())), Change::Set(control, made)))
-        }
-        Some(other) => {
-            let message = format!("must be a map, is of type {}", other.type_name());
-            Err(OperationError::Invalid(vec![FieldProblem::new("control", message)]))
-        }
-    }
-}
-
 /// An update of an existing row that also sets the next version.
 pub(super) fn update(
     row: &EndpointRow,
@@ -486,7 +436,7 @@ pub(super) fn update(
     }
 }
 
-fn not(condition: Condition) -> Condition {
+pub(super) fn not(condition: Condition) -> Condition {
     Condition::Not(Box::new(condition))
 }
 
@@ -499,7 +449,7 @@ pub(super) fn is_deleted() -> Condition {
 }
 
 /// Not deleted; a row without desired state is live.
-fn live() -> Condition {
+pub(super) fn live() -> Condition {
     not(is_deleted())
 }
 
@@ -512,7 +462,7 @@ pub(super) fn unchanged_since(base: &str) -> Condition {
 /// For operations that may land on a row that somebody else changed meanwhile. Without it two writers whose clocks are
 /// behind the row's version would give two different changes one version, and the change feed would see only one of
 /// them; and a write that was sent twice could be applied twice.
-fn moves_forward(base: &str, now: Timestamp) -> Condition {
+pub(super) fn moves_forward(base: &str, now: Timestamp) -> Condition {
     let version = time::next_version(now, Some(base));
     Condition::Any(vec![unchanged_since(base), Condition::Before(Path::of(["updated_at"]), version)])
 }
@@ -535,7 +485,7 @@ pub(crate) fn deleted_message(name: &str, participle: &str) -> String {
     format!("Endpoint '{name}' is deleted and cannot be {participle}; redeploy it after deletion completes.")
 }
 
-fn refuse_deleted(row: &EndpointRow, participle: &str) -> Result<(), OperationError> {
+pub(super) fn refuse_deleted(row: &EndpointRow, participle: &str) -> Result<(), OperationError> {
     if row.desired_state == DesiredState::Deleted {
         return Err(state(deleted_message(&row.name, participle)));
     }

@@ -1,18 +1,67 @@
-//! Ours: what operators write into the map `control` of a row about regions. The original keeps it and does not know it.
+//! Ours: the map `control` of a row, in which operators say what the contract has no word for. The original keeps it and does
+//! not know it.
 
 use jiff::Timestamp;
 
 use super::build::{
-    LONGEST_LABEL, is_deleted, is_short_text, lifecycle_is, no_identity, state, unchanged_since, update, version_of,
+    LONGEST_LABEL, is_deleted, is_short_text, lifecycle_is, live, moves_forward, no_identity, not, refuse_deleted,
+    state, unchanged_since, update, version_of,
 };
 use super::{Change, Condition, Declaration, Operation, OperationError, Path, Transition};
 use crate::problem::{FieldProblem, QUOTED_VALUE_CHARACTERS, bounded};
-use crate::row::{DesiredState, EndpointRow};
+use crate::row::{DesiredState, EndpointRow, Refresh};
 use crate::time;
 use crate::wire::{Item, Value};
 
 /// Longest reason of a declaration, in characters.
 const LONGEST_REASON: usize = 300;
+
+/// Sets or clears `control.paused`.
+///
+/// # Errors
+/// The row's state.
+pub fn set_paused(row: &EndpointRow, paused: bool, now: Timestamp) -> Result<Transition, OperationError> {
+    let lifecycle = row.lifecycle_id.as_ref().ok_or_else(|| no_identity(row))?;
+    let base = version_of(row)?;
+    refuse_deleted(row, if paused { "paused" } else { "resumed" })?;
+    let (as_read, change) = set_control(row, "paused", Value::Bool(paused))?;
+    let conditions = vec![lifecycle_is(lifecycle), live(), as_read, moves_forward(base, now)];
+    Ok(update(row, Operation::SetPaused, conditions, vec![change], base, now))
+}
+
+/// Sets `control.refresh`: monitors bring the endpoint's pods to what they render now, a few endpoints at once.
+///
+/// # Errors
+/// The row's state; a bad count.
+pub fn refresh(row: &EndpointRow, wish: &Refresh, now: Timestamp) -> Result<Transition, OperationError> {
+    let Refresh { requested_at, at_once } = wish;
+    let lifecycle = row.lifecycle_id.as_ref().ok_or_else(|| no_identity(row))?;
+    let base = version_of(row)?;
+    refuse_deleted(row, "refreshed")?;
+    if *at_once == Some(0) {
+        return Err(OperationError::Invalid(vec![FieldProblem::new("at_once", "must be at least 1")]));
+    }
+    let mut map = Item::from([("requested_at".to_owned(), Value::from(requested_at.as_str()))]);
+    map.extend(at_once.map(|count| ("at_once".to_owned(), Value::from(i64::from(count)))));
+    let (as_read, change) = set_control(row, "refresh", Value::Map(map))?;
+    let conditions = vec![lifecycle_is(lifecycle), live(), as_read, moves_forward(base, now)];
+    Ok(update(row, Operation::Refresh, conditions, vec![change], base, now))
+}
+
+/// The change that sets `control.<key>`, and the condition under which it can be made.
+///
+/// A place below a map that is not there cannot be set: then the map is made, if nobody else made it meanwhile.
+fn set_control(row: &EndpointRow, key: &str, value: Value) -> Result<(Condition, Change), OperationError> {
+    let control = Path::of(["control"]);
+    match row.item.get("control") {
+        Some(Value::Map(_)) => Ok((Condition::Exists(control), Change::Set(Path::of(["control", key]), value))),
+        None => {
+            let made = Value::Map(Item::from([(key.to_owned(), value)]));
+            Ok((not(Condition::Exists(control.clone())), Change::Set(control, made)))
+        }
+        Some(other) => Err(no_map("control", other)),
+    }
+}
 
 /// Writes an operator's declaration that `region` is gone for good, for this lifecycle and this deletion only (D-21): the
 /// quorum of C.9 then does not wait for it.

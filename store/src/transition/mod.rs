@@ -14,10 +14,10 @@ use crate::wire::{Item, Value};
 
 pub(crate) use build::deleted_message;
 pub use build::{
-    back_fill, create, promote, purge, refresh, scale, set_desired_state, set_paused, start, update_spec,
-    update_target_regions, write_region_status,
+    back_fill, create, promote, purge, scale, set_desired_state, start, update_spec, update_target_regions,
+    write_region_status,
 };
-pub use control::declare_absent;
+pub use control::{declare_absent, refresh, set_paused};
 pub use previous::{PREVIOUS_SPEC, undone};
 
 /// The only namespace that endpoints are served in (D-51): the monitors' roles exist nowhere else.
