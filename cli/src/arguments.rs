@@ -244,8 +244,8 @@ Examples:
   gco inference plan --all --region us-east-1 -o json
   gco inference --local plan --all
 
-The table is read, and the cluster with your own kubeconfig: it needs list and watch on deployments, services, replica sets
-and pods of the endpoints' namespace. Nothing is changed. Steps that replace pods are marked. With a running monitor the plan is
+The table is read, and the cluster with your own kubeconfig: it needs list and watch on deployments, services, replica sets,
+pods, horizontal pod autoscalers and, where KEDA is, scaled objects of the endpoints' namespace. Nothing is changed. Steps that replace pods are marked. With a running monitor the plan is
 empty, or what it is about to do; before one is installed it is what it will do first.";
 
 const EXPLAIN_HELP: &str = "\

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use gco_store::name;
 use gco_store::problem::{FieldProblem, QUOTED_VALUE_CHARACTERS, bounded};
-use gco_store::spec::{Autoscaling, MetricKind};
+use gco_store::spec::{Autoscaling, MOST_REPLICAS, MetricKind};
 use gco_store::wire::{Item, Value};
 
 /// Default bound of a wait: as long as a start may take by default.
@@ -15,8 +15,6 @@ const DEFAULT_TIME_OUT_SECONDS: u64 = 1800;
 const LONGEST_TIME_OUT_SECONDS: u64 = 86_400;
 /// Longest partition key that a table takes.
 const LONGEST_KEY_BYTES: usize = 2048;
-/// Most replicas of an endpoint in one region.
-pub const MOST_REPLICAS: i64 = 1000;
 
 /// What is wrong with the name of an endpoint that should exist. Rows of the earlier control plane may have any name, so
 /// only what no table key can be is refused.

@@ -2,7 +2,7 @@
 
 use gco_store::problem::{FieldProblem, bounded};
 use gco_store::row::EndpointRow;
-use gco_store::spec::{Canary, Spec};
+use gco_store::spec::{Canary, MOST_REPLICAS, Spec};
 use gco_store::wire::{Item, Value};
 
 use super::edit::{confirm, print_row, refuse, require_a_way_to_confirm, say_when_it_takes_effect};
@@ -58,9 +58,8 @@ fn read(given: &CanaryFlags) -> Result<Canary, Failure> {
         let message = format!("Canary weight must be an integer between 1 and 99, got {weight}");
         problems.push(FieldProblem::new("--weight", message));
     }
-    if let Some(replicas) = replicas.filter(|replicas| !(1..=flags::MOST_REPLICAS).contains(replicas)) {
-        let most = flags::MOST_REPLICAS;
-        let message = format!("Canary replicas must be a positive integer of at most {most}, got {replicas}");
+    if let Some(replicas) = replicas.filter(|replicas| !(1..=MOST_REPLICAS).contains(replicas)) {
+        let message = format!("Canary replicas must be a positive integer of at most {MOST_REPLICAS}, got {replicas}");
         problems.push(FieldProblem::new("--replicas", message));
     }
     if given.image.trim().is_empty() {

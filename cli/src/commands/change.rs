@@ -13,7 +13,7 @@ use gco_store::wire::{Item, Value};
 use crate::arguments::{EditFlags, NameFlags, SetFlags};
 use crate::change::{self, differing_keys, replaces_pods};
 use crate::commands::Context;
-use crate::commands::edit::print_row;
+use crate::commands::edit::{print_row, refuse};
 use crate::connect::Connection;
 use crate::failure::Failure;
 use crate::flags;
@@ -33,9 +33,7 @@ pub async fn set(given: &SetFlags, context: &mut Context<'_, '_, '_>) -> Result<
         problems.extend(found);
         Vec::new()
     });
-    if !problems.is_empty() {
-        return Err(Failure::Usage(problems));
-    }
+    refuse(problems)?;
     let connection = context.connect().await?;
     let before = connection.read(name).await?;
     if given.dry_run {
@@ -57,10 +55,7 @@ pub async fn set(given: &SetFlags, context: &mut Context<'_, '_, '_>) -> Result<
 /// No editor, a text that is no spec, or what the store refuses.
 pub async fn edit(given: &EditFlags, context: &mut Context<'_, '_, '_>) -> Result<(), Failure> {
     let name = &given.endpoint_name;
-    let problems = flags::endpoint_name(name);
-    if !problems.is_empty() {
-        return Err(Failure::Usage(problems));
-    }
+    refuse(flags::endpoint_name(name))?;
     let connection = context.connect().await?;
     let before = connection.read(name).await?;
     let shown = before.spec.as_map().cloned().unwrap_or_default();
@@ -113,10 +108,7 @@ pub async fn edit(given: &EditFlags, context: &mut Context<'_, '_, '_>) -> Resul
 /// What the store refuses.
 pub async fn undo(given: &NameFlags, context: &mut Context<'_, '_, '_>) -> Result<(), Failure> {
     let name = &given.endpoint_name;
-    let problems = flags::endpoint_name(name);
-    if !problems.is_empty() {
-        return Err(Failure::Usage(problems));
-    }
+    refuse(flags::endpoint_name(name))?;
     let connection = context.connect().await?;
     let before = connection.read(name).await?;
     let row = connection.store.undo(name).await.map_err(|error| connection.refused(error))?;

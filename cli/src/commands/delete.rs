@@ -4,7 +4,7 @@ use gco_runtime::clock::Clock as _;
 use gco_store::problem::{FieldProblem, bounded};
 use gco_store::row::{DesiredState, EndpointRow, Quorum};
 use gco_store::time;
-use gco_store::transition::Declaration;
+use gco_store::transition::{Declaration, LONGEST_OPERATOR_CHARACTERS, LONGEST_REASON_CHARACTERS};
 
 use super::edit::{confirm, print_row, refuse, regions_in_words, require_a_way_to_confirm, say_when_paused};
 use crate::arguments::DeleteFlags;
@@ -105,11 +105,6 @@ fn read_forced(given: &DeleteFlags, context: &Context<'_, '_, '_>) -> Result<Opt
     refuse(problems)?;
     Ok(Some(Forced { regions, declaration: Declaration { by: by.to_owned(), reason: reason.to_owned() } }))
 }
-
-/// Longest reason, in characters: what the row takes.
-const LONGEST_REASON_CHARACTERS: usize = 300;
-/// Longest name of an operator, in characters: what the row takes.
-const LONGEST_OPERATOR_CHARACTERS: usize = 256;
 
 /// A region whose monitor lives is not gone: it confirms by itself, or says what is in its way.
 async fn refuse_the_living(

@@ -2,6 +2,7 @@
 
 use gco_runtime::clock::Clock as _;
 
+use super::edit::refuse;
 use crate::arguments::NameFlags;
 use crate::commands::Context;
 use crate::describe::{self, RegionItems};
@@ -16,10 +17,7 @@ use crate::regions;
 /// # Errors
 /// An absent endpoint, or a table that cannot be read.
 pub async fn execute(given: &NameFlags, context: &mut Context<'_, '_, '_>) -> Result<(), Failure> {
-    let problems = flags::endpoint_name(&given.endpoint_name);
-    if !problems.is_empty() {
-        return Err(Failure::Usage(problems));
-    }
+    refuse(flags::endpoint_name(&given.endpoint_name))?;
     let connection = context.connect().await?;
     let row = connection.read(&given.endpoint_name).await?;
     let items = match regions::items_of(&connection.table, &describe::regions_of(&row)).await {

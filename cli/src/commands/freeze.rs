@@ -2,6 +2,7 @@
 
 use gco_store::table::ErrorCategory;
 
+use super::edit::refuse;
 use crate::arguments::RegionFlags;
 use crate::commands::Context;
 use crate::failure::Failure;
@@ -16,9 +17,7 @@ pub async fn execute(given: &RegionFlags, frozen: bool, context: &mut Context<'_
     let region = &given.region;
     let mut problems = Vec::new();
     flags::regions("REGION", std::slice::from_ref(region), &mut problems);
-    if !problems.is_empty() {
-        return Err(Failure::Usage(problems));
-    }
+    refuse(problems)?;
     let connection = context.connect().await?;
     let before = connection.table.read_region(region).await.map_err(|error| match error.category {
         ErrorCategory::Table => Failure::refused(format!(

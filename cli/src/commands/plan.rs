@@ -12,6 +12,7 @@ use gco_store::table::{Consistency, ErrorCategory};
 use gco_store::transition::NAMESPACE;
 use serde_json::json;
 
+use super::edit::refuse;
 use crate::arguments::PlanFlags;
 use crate::commands::Context;
 use crate::connect::Selection;
@@ -42,9 +43,7 @@ pub async fn execute(given: &PlanFlags, context: &mut Context<'_, '_, '_>) -> Re
         (None, false) => problems.push(FieldProblem::new("ENDPOINT_NAME", "is needed, or --all")),
     }
     let regions = flags::regions("--region", given.region.as_slice(), &mut problems);
-    if !problems.is_empty() {
-        return Err(Failure::Usage(problems));
-    }
+    refuse(problems)?;
     let selection = context.selection()?;
     let places = places(given, regions.into_iter().next(), &selection)?;
     let connection = selection.open().await?;

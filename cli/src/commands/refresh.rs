@@ -6,6 +6,7 @@ use gco_store::problem::{FieldProblem, bounded};
 use gco_store::row::{DesiredState, Refresh};
 use gco_store::time;
 
+use super::edit::{confirm, print_row, refuse};
 use crate::arguments::RefreshFlags;
 use crate::commands::Context;
 use crate::connect::Connection;
@@ -48,9 +49,7 @@ pub async fn execute(given: &RefreshFlags, context: &mut Context<'_, '_, '_>) ->
     if *all && !yes && !context.output.can_ask() {
         problems.push(FieldProblem::new("--yes", "is needed: standard input is no terminal, so nobody can be asked"));
     }
-    if !problems.is_empty() {
-        return Err(Failure::Usage(problems));
-    }
+    refuse(problems)?;
     let connection = context.connect().await?;
     if *clear {
         return clear_restarts(&connection, regions, context).await;
@@ -78,7 +77,7 @@ async fn refresh_one(
         _ => format!("Pods of an older rendering are replaced; follow them with 'gco inference status {name} --watch'"),
     };
     context.output.information(&hint)?;
-    super::edit::print_row(&row, context.output)
+    print_row(&row, context.output)
 }
 
 async fn refresh_all(
@@ -93,9 +92,7 @@ async fn refresh_all(
         rows.iter().filter(|row| row.desired_state != DesiredState::Deleted).map(|row| row.name.as_str()).collect();
     let question =
         format!("Refresh {} endpoints? Pods of an older rendering are replaced, a few endpoints at once.", live.len());
-    if !yes && !context.output.ask(&question)? {
-        return Err(Failure::refused("Nothing was changed: the answer was not yes"));
-    }
+    confirm(yes, &question, context.output)?;
     let mut failed = Vec::new();
     for name in &live {
         if let Err(error) = connection.store.refresh(name, wish).await {

@@ -397,17 +397,10 @@ impl DynamoDbTable {
                 read.items.push(from_sdk(OPERATION, &item)?);
             }
             read.pages += 1;
-            if let Some(units) = answered.consumed_units {
-                read.consumed_read_units = Some(read.consumed_read_units.unwrap_or(0.0) + units);
-            }
-            let last = last.filter(|key| !key.is_empty());
-            match last {
-                None => return Ok(read),
-                Some(last) if start.as_ref() == Some(&last) => {
-                    let message = "the server gave the same page twice";
-                    return Err(TableError::new(ErrorCategory::Unavailable, OPERATION, message));
-                }
-                last => start = last,
+            add_units(&mut read.consumed_read_units, answered.consumed_units);
+            start = next_page(OPERATION, start.as_ref(), last)?;
+            if start.is_none() {
+                return Ok(read);
             }
         }
     }
@@ -448,16 +441,10 @@ impl DynamoDbTable {
                 read.entries.extend(entry_of(&from_sdk(OPERATION, &item)?));
             }
             read.pages += 1;
-            if let Some(units) = answered.consumed_units {
-                read.consumed_read_units = Some(read.consumed_read_units.unwrap_or(0.0) + units);
-            }
-            match last.filter(|key| !key.is_empty()) {
-                None => return Ok(read),
-                Some(last) if start.as_ref() == Some(&last) => {
-                    let message = "the server gave the same page twice";
-                    return Err(TableError::new(ErrorCategory::Unavailable, OPERATION, message));
-                }
-                last => start = last,
+            add_units(&mut read.consumed_read_units, answered.consumed_units);
+            start = next_page(OPERATION, start.as_ref(), last)?;
+            if start.is_none() {
+                return Ok(read);
             }
         }
     }
@@ -533,9 +520,7 @@ impl Table for DynamoDbTable {
         for part in [first, second, third, fourth] {
             read.entries.extend(part.entries);
             read.pages += part.pages;
-            if let Some(units) = part.consumed_read_units {
-                read.consumed_read_units = Some(read.consumed_read_units.unwrap_or(0.0) + units);
-            }
+            add_units(&mut read.consumed_read_units, part.consumed_read_units);
         }
         Ok(read)
     }
@@ -546,6 +531,30 @@ impl Table for DynamoDbTable {
 
     async fn create(&self, part: Part) -> Result<(), TableError> {
         self.create_part(part).await
+    }
+}
+
+/// Where the next page begins; `None` after the last one.
+///
+/// # Errors
+/// A server that gives the page again that was just read: following it would never end.
+fn next_page(
+    operation: &'static str,
+    start: Option<&HashMap<String, AttributeValue>>,
+    last: Option<HashMap<String, AttributeValue>>,
+) -> Result<Option<HashMap<String, AttributeValue>>, TableError> {
+    let next = last.filter(|key| !key.is_empty());
+    if next.is_some() && next.as_ref() == start {
+        let message = "the server gave the same page twice";
+        return Err(TableError::new(ErrorCategory::Unavailable, operation, message));
+    }
+    Ok(next)
+}
+
+/// Adds what a page cost, when the server told.
+fn add_units(total: &mut Option<f64>, units: Option<f64>) {
+    if let Some(units) = units {
+        *total = Some(total.unwrap_or(0.0) + units);
     }
 }
 

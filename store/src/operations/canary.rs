@@ -4,7 +4,7 @@
 use super::{Store, StoreError};
 use crate::problem::{QUOTED_VALUE_CHARACTERS, bounded};
 use crate::row::{DesiredState, EndpointRow};
-use crate::spec::{Canary, MOST_REPLICAS};
+use crate::spec::{Canary, MOST_REPLICAS, is_mooncake};
 use crate::transition::OperationError;
 use crate::wire::{Item, Value};
 
@@ -120,8 +120,4 @@ fn no_canary(name: &str) -> String {
 /// The canary block, if there is one with something in it.
 fn block(spec: &Item) -> Option<&Item> {
     spec.get("canary")?.as_map().filter(|block| !block.is_empty())
-}
-
-fn is_mooncake(spec: &Item) -> bool {
-    spec.get("mooncake").and_then(Value::as_map).is_some_and(|block| !block.is_empty())
 }

@@ -1,6 +1,6 @@
 //! Edits of the autoscaling block: on, changed, off.
 
-use super::{Autoscaling, Metric, MetricKind};
+use super::{Autoscaling, Metric, MetricKind, is_mooncake};
 use crate::row::EndpointRow;
 use crate::transition::OperationError;
 use crate::wire::{Item, Value};
@@ -36,7 +36,7 @@ impl AutoscalingEdit {
     /// # Errors
     /// A Mooncake endpoint: its roles have autoscalers of their own.
     pub fn apply(&self, row: &EndpointRow, spec: &mut Item) -> Result<(), OperationError> {
-        if spec.get("mooncake").and_then(Value::as_map).is_some_and(|block| !block.is_empty()) {
+        if is_mooncake(spec) {
             let advice = "its roles are scaled one by one, by 'mooncake.autoscaling' of its spec.";
             return Err(OperationError::State(format!("Endpoint '{}' uses Mooncake; {advice}", row.name)));
         }

@@ -11,7 +11,7 @@ use crate::problem::{FieldProblem, QUOTED_VALUE_CHARACTERS, bounded};
 use crate::wire::{Decimal, Item, Value};
 
 /// Most replicas of one workload in one region.
-pub(crate) const MOST_REPLICAS: i64 = 1_000;
+pub const MOST_REPLICAS: i64 = 1_000;
 /// Longest image reference.
 const LONGEST_IMAGE: usize = 512;
 /// Longest path and model location.

@@ -9,7 +9,7 @@ mod quantity;
 use std::collections::BTreeMap;
 
 pub use autoscaling::{AutoscalingEdit, metrics_value};
-pub(crate) use check::MOST_REPLICAS;
+pub use check::MOST_REPLICAS;
 
 use crate::problem::FieldProblem;
 use crate::wire::{Item, Value};
@@ -291,4 +291,9 @@ impl Spec {
     pub fn image_for(&self, region: &str) -> &str {
         self.region_image_uris.get(region).unwrap_or(&self.image)
     }
+}
+
+/// Whether a spec asks for Mooncake's roles. An empty block asks for nothing.
+pub(crate) fn is_mooncake(spec: &Item) -> bool {
+    spec.get("mooncake").and_then(Value::as_map).is_some_and(|block| !block.is_empty())
 }

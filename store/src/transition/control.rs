@@ -14,7 +14,9 @@ use crate::time;
 use crate::wire::{Item, Value};
 
 /// Longest reason of a declaration, in characters.
-const LONGEST_REASON: usize = 300;
+pub const LONGEST_REASON_CHARACTERS: usize = 300;
+/// Longest name of whoever declares, in characters.
+pub const LONGEST_OPERATOR_CHARACTERS: usize = LONGEST_LABEL;
 
 /// Sets or clears `control.paused`.
 ///
@@ -88,7 +90,7 @@ pub fn declare_absent(
         )));
     };
     if !regions.iter().any(|listed| listed == region) {
-        let listed = bounded(&regions.join(", "), LONGEST_REASON);
+        let listed = bounded(&regions.join(", "), LONGEST_REASON_CHARACTERS);
         return Err(state(format!("The deletion of endpoint '{name}' does not wait for '{shown}', but for: {listed}")));
     }
     if row.acknowledged(region) {
@@ -97,11 +99,14 @@ pub fn declare_absent(
     let Declaration { by, reason } = declaration;
     let mut problems = Vec::new();
     if by.trim().is_empty() || !is_short_text(by) {
-        let message = format!("must be 1 to {LONGEST_LABEL} characters without control characters");
+        let message = format!("must be 1 to {LONGEST_OPERATOR_CHARACTERS} characters without control characters");
         problems.push(FieldProblem::new("by", message));
     }
-    if reason.trim().is_empty() || reason.chars().count() > LONGEST_REASON || reason.chars().any(char::is_control) {
-        let message = format!("must be 1 to {LONGEST_REASON} characters without control characters");
+    if reason.trim().is_empty()
+        || reason.chars().count() > LONGEST_REASON_CHARACTERS
+        || reason.chars().any(char::is_control)
+    {
+        let message = format!("must be 1 to {LONGEST_REASON_CHARACTERS} characters without control characters");
         problems.push(FieldProblem::new("reason", message));
     }
     if !problems.is_empty() {

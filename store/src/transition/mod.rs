@@ -17,7 +17,7 @@ pub use build::{
     back_fill, create, promote, purge, scale, set_desired_state, start, update_spec, update_target_regions,
     write_region_status,
 };
-pub use control::{declare_absent, refresh, set_paused};
+pub use control::{LONGEST_OPERATOR_CHARACTERS, LONGEST_REASON_CHARACTERS, declare_absent, refresh, set_paused};
 pub use previous::{PREVIOUS_SPEC, undone};
 
 /// The only namespace that endpoints are served in (D-51): the monitors' roles exist nowhere else.
