@@ -143,12 +143,13 @@ const FENCE_ATTRIBUTES: [&str; 8] = [
 
 /// Decides.
 ///
-/// Membership comes first (but for a row that is about to be purged): a row that never concerned this region costs nothing, says nothing and logs nothing (D-30).
+/// Membership comes first, but for a deleted row that is about to be purged: a row that never concerned this region costs
+/// nothing, says nothing and logs nothing (D-30).
 #[must_use]
 pub fn decide(row: &EndpointRow, context: &RegionContext<'_>) -> Intent {
     // Whichever monitor sees that a deletion is confirmed purges the row, also one that the row never concerned: of the
-    // regions of the row there may be none left (D-21).
-    if row.quorum() == Quorum::Stands {
+    // regions of the row there may be none left (D-21). Asked of deleted rows only: this runs for every row in every pass.
+    if row.desired_state == DesiredState::Deleted && row.quorum() == Quorum::Stands {
         return Intent::AwaitPurge;
     }
     if !row.concerns(context.region) {
