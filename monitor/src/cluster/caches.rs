@@ -23,7 +23,6 @@ use super::reduce;
 use crate::identity::SELECTOR;
 use crate::object::{Kind, ObjectKey, Observed, ObservedObject};
 use crate::orphans::Suspect;
-use crate::report::restarts::UnaskedRestart;
 
 /// How long a watch request lasts: a connection that died silently is noticed this much later at most. A new request
 /// every two minutes and kind is what that costs.
@@ -181,10 +180,13 @@ impl Caches {
         self.lock().highest_term()
     }
 
-    /// Restarts that no edit asked for and that are not over; `None` while a cache is incomplete.
+    /// Deployments that `wanted` picks, each with its pods and ReplicaSets; `None` while a cache is incomplete.
     #[must_use]
-    pub fn unasked_restarts(&self) -> Option<Vec<UnaskedRestart>> {
-        self.lock().unasked_restarts(self.clock.boot())
+    pub fn deployments_where(
+        &self,
+        wanted: impl Fn(&ObservedObject) -> bool,
+    ) -> Option<Vec<(ObservedObject, Observed)>> {
+        self.lock().deployments_where(self.clock.boot(), wanted)
     }
 
     /// The object of ours with the highest `gco.io/leader-term`, and that; `None` while a cache is incomplete.

@@ -11,7 +11,6 @@ use crate::identity::{ANNOTATION_LEADER_TERM, LABEL_PROJECT, LABEL_TYPE};
 use crate::object::{Kind, ObjectKey, Observed, ObservedObject, ObservedPod, ObservedReplicaSet};
 use crate::orphans::{Suspect, suspects};
 use crate::plan::inventory;
-use crate::report::restarts::{self, UnaskedRestart};
 
 /// Highest term on an object that is believed. The admission policies compare terms of up to nine digits; a typing mistake on
 /// one object must not use them up for all: a million take-overs are left above this, more than a region sees in a year at
@@ -378,30 +377,30 @@ impl Index {
         keys.iter().filter_map(|key| self.overlays.get(key)?.until.filter(|until| *until > now)).min()
     }
 
-    /// Restarts that no edit asked for and that are not over; `None` while a cache is incomplete.
+    /// Deployments that `wanted` picks, each with its pods and ReplicaSets; `None` while a cache is incomplete.
     #[must_use]
-    pub fn unasked_restarts(&self, now: BootTime) -> Option<Vec<UnaskedRestart>> {
+    pub fn deployments_where(
+        &self,
+        now: BootTime,
+        wanted: impl Fn(&ObservedObject) -> bool,
+    ) -> Option<Vec<(ObservedObject, Observed)>> {
         if !self.is_synced() {
             return None;
         }
-        let mut found = Vec::new();
-        let deployments = self.objects.get(&Kind::Deployment).into_iter().flat_map(|cache| cache.by_name.keys());
-        for name in deployments {
+        let names = self.objects.get(&Kind::Deployment).into_iter().flat_map(|cache| cache.by_name.keys());
+        let one = |name: &String| {
             let key = ObjectKey { kind: Kind::Deployment, name: name.clone() };
             // Our own newest write counts: what it began must be seen by whoever asks next.
-            let Some(deployment) = self.look(&key, now).filter(|deployment| restarts::began(deployment).is_some())
-            else {
-                continue;
-            };
+            let deployment = self.look(&key, now).filter(&wanted)?;
             let observed = Observed {
                 objects: BTreeMap::from([(key, deployment.clone())]),
                 pods: self.pods.of_app(name).cloned().collect(),
                 replica_sets: self.replica_sets.of_app(name).cloned().collect(),
                 missing_kinds: BTreeSet::new(),
             };
-            found.extend(restarts::unasked_restart(&observed, &deployment));
-        }
-        Some(found)
+            Some((deployment, observed))
+        };
+        Some(names.filter_map(one).collect())
     }
 
     /// Every object of ours that a watch told of, whoever's it is.

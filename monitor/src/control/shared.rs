@@ -22,7 +22,7 @@ use crate::config::Config;
 use crate::intent::{CleanUp, Intent, RegionContext, decide};
 use crate::leadership::LeadershipView;
 use crate::object::{ObjectKey, ObservedObject};
-use crate::report::restarts::RestartState;
+use crate::report::restarts::{RestartState, UnaskedRestart, began, unasked_restart};
 
 /// A replacement that changed nothing, and in which generation of the object: one that somebody else changed since may
 /// take it.
@@ -260,16 +260,22 @@ impl Shared {
         self.memories().insert(name.to_owned(), memory);
     }
 
+    /// Restarts that no edit asked for and that are not over; `None` while a cache is incomplete.
+    fn unasked_restarts(&self) -> Option<Vec<UnaskedRestart>> {
+        let candidates = self.cluster.caches.deployments_where(|deployment| began(deployment).is_some())?;
+        Some(candidates.iter().filter_map(|(deployment, observed)| unasked_restart(observed, deployment)).collect())
+    }
+
     /// Asks whether an endpoint's pods may be restarted now though no edit asks for it.
     pub fn may_restart(&self, name: &str, at_once: Option<u32>) -> Permission {
         // Without complete caches nothing is planned either.
-        let Some(standing) = self.cluster.caches.unasked_restarts() else { return Permission::Wait };
+        let Some(standing) = self.unasked_restarts() else { return Permission::Wait };
         self.restarts.ask(name, &standing, self.config.restart_limits, at_once)
     }
 
     /// Measures restarts that no edit asked for, and says when they stop or go on.
     pub fn look_at_restarts(&self, leading: bool) {
-        let standing = self.cluster.caches.unasked_restarts().filter(|_| leading).unwrap_or_default();
+        let standing = leading.then(|| self.unasked_restarts()).flatten().unwrap_or_default();
         let (tally, turned) = self.restarts.tally(&standing, self.config.restart_limits);
         let Tally { under_way, failed, stopped } = tally;
         self.telemetry.unasked_restarts(under_way, failed, stopped);
