@@ -143,9 +143,6 @@ fn refresh(shared: &Shared) {
         telemetry.pending.with_label_values(&[word]).set(count);
     }
     telemetry.stuck.set(i64::try_from(shared.stuck(STUCK_PASSES)).unwrap_or(i64::MAX));
-    if remaining.is_zero() {
-        shared.forget_unapplied();
-    }
     telemetry.oldest_unapplied_seconds.set(shared.oldest_unapplied().as_secs_f64());
     let unusable = shared.last_passes().values().filter(|last| last.intent == "unusable").count();
     telemetry.rows_unusable.set(i64::try_from(unusable).unwrap_or(i64::MAX));
