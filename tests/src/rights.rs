@@ -126,21 +126,11 @@ pub fn recorded(folder: &Path) -> anyhow::Result<(usize, Asked)> {
     Ok((files, Asked { used: used.into_iter().collect(), refused }))
 }
 
-/// Rights that the monitor needs for a change of an autoscaler's bounds, which no suite on a real server makes yet (the pure
-/// rooms plan it). Whoever adds such a suite takes them out of here.
-const NOT_EXERCISED: [(&str, &str, &str); 2] =
-    [("update", "autoscaling", "horizontalpodautoscalers"), ("update", "keda.sh", "scaledobjects")];
-
 /// What does not fit, in words; empty when the rights that were used are exactly those that are granted, and none was refused.
 #[must_use]
 pub fn differences(granted: &BTreeSet<Right>, asked: &Asked) -> Vec<String> {
     let used: BTreeSet<Right> = asked.used.iter().map(|(right, _)| right.clone()).collect();
-    let expected: BTreeSet<Right> =
-        NOT_EXERCISED.into_iter().map(|(verb, group, resource)| Right::new(verb, group, resource)).collect();
-    let unused = granted
-        .difference(&used)
-        .filter(|right| !expected.contains(right))
-        .map(|right| format!("granted and never used: {right}"));
+    let unused = granted.difference(&used).map(|right| format!("granted and never used: {right}"));
     let ungranted = used.difference(granted).map(|right| format!("used and not granted: {right}"));
     let refused = asked.refused.iter().map(|words| format!("refused: {words}"));
     unused.chain(ungranted).chain(refused).collect()

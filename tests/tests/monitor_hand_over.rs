@@ -275,6 +275,31 @@ async fn a_stopped_endpoint_has_no_pods_whoever_scaled_it_and_a_start_begins_wit
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn new_bounds_are_one_update_of_the_autoscaler_and_none_of_the_deployment() -> TestResult {
+    let region = Region::start().await?;
+    let _keda = region.start_keda().await?;
+    let _monitor = Monitor::leading(&region).await?;
+    for (name, owner, kind) in
+        [("by-hpa", Owner::Kubernetes, "horizontalpodautoscalers"), ("by-keda", Owner::Keda, "scaledobjects")]
+    {
+        let ask = Ask { owner, replicas: 2, least: 2, most: 4 };
+        let mut asked = spec(2, "0");
+        ask.apply(&mut asked);
+        region.deploy(name, asked).await?;
+        owned(&region, name, ask, (2, 2)).await?;
+        let mark = region.audit()?.mark()?;
+        let wider = Ask { least: 1, most: 6, ..ask };
+        region.edit(name, |spec| wider.apply(spec)).await?;
+        owned(&region, name, wider, (2, 2)).await?;
+        let writes = region.monitor_writes_since(mark)?;
+        let writes: Vec<(&str, &str)> =
+            writes.iter().map(|event| (event.verb.as_str(), event.resource.as_str())).collect();
+        assert_eq!(writes, [("update", kind)], "{owner:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_autoscaled_endpoint_at_rest_costs_no_call_and_is_purged_whole() -> TestResult {
     let region = Region::start().await?;
     let _keda = region.start_keda().await?;
