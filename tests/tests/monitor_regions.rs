@@ -7,7 +7,7 @@ use gco_store::row::DesiredState;
 use gco_store::spec::Canary;
 use gco_store::status::{RegionEntry, State};
 use gco_store::transition::Declaration;
-use gco_tests::region::objects::{annotation, text};
+use gco_tests::region::objects::{annotation, number, text};
 use gco_tests::region::rows::spec;
 use gco_tests::region::{BOUND, Monitor, MonitorSettings, Region, RegionSettings, Snapshot, TableKind, TestTable};
 
@@ -199,6 +199,7 @@ async fn a_canary_goes_along_with_stops_edits_and_a_region_that_is_added() -> Te
     let history = east.history("chat");
     east.operations().set_canary("chat", &canary(30)).await?;
     east.settled("chat").await?;
+    let own = east.objects_of("chat").await?.deployments["chat"].clone();
 
     // A region that comes later gets both.
     east.operations().add_region("chat", WEST).await?;
@@ -223,11 +224,14 @@ async fn a_canary_goes_along_with_stops_edits_and_a_region_that_is_added() -> Te
     east.start_endpoint("chat").await?;
     tokio::try_join!(east.settled("chat"), west.settled("chat"))?;
 
-    // Rolled back: of the endpoint itself nothing changes but what is written down of the row's spec.
+    // Rolled back: the endpoint itself is not touched.
     let before = east.objects_of("chat").await?;
     east.operations().roll_back_canary("chat").await?;
     tokio::try_join!(east.settled("chat"), west.settled("chat"))?;
     let after = east.objects_of("chat").await?;
+    let generation = |objects: &Snapshot| number(&objects.deployments["chat"], "/metadata/generation");
+    assert_eq!(generation(&before), generation(&after));
+    assert_ne!(number(&own, "/metadata/generation"), generation(&after));
     assert_eq!(before.deployments["chat"]["spec"], after.deployments["chat"]["spec"]);
     let own_pods = |objects: &Snapshot| -> Vec<String> {
         objects.pods.keys().filter(|name| !name.starts_with("chat-canary-")).cloned().collect()

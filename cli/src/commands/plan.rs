@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use gco_monitor::control::preview::{ClusterReader, Preview, PreviewInput, preview};
+use gco_monitor::cluster::ClusterReader;
+use gco_monitor::control::preview::{Preview, PreviewInput, preview};
 use gco_monitor::intent::RegionContext;
 use gco_store::problem::{FieldProblem, bounded};
 use gco_store::row::EndpointRow;

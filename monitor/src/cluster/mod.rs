@@ -8,6 +8,7 @@ pub mod error;
 mod execute;
 mod fence;
 pub mod index;
+mod reader;
 pub mod reduce;
 
 pub use absence::{AbsenceQuestion, Sweep};
@@ -15,6 +16,7 @@ pub use api::Api;
 pub use caches::Caches;
 pub use execute::{Applied, ExecuteInput, Replaced};
 pub use fence::Rule;
+pub use reader::ClusterReader;
 
 /// Calls and caches together: what a pass works with.
 #[derive(Clone, Debug)]

@@ -12,6 +12,7 @@ pub mod heartbeat;
 pub mod metered;
 mod pass;
 pub mod preview;
+mod proposal;
 pub mod queue;
 pub mod restarts;
 pub mod rows;
@@ -113,6 +114,8 @@ impl Controller {
                 self.start(claim);
             } else {
                 shared.note_pass();
+                // A standby deals with no change, so none of them waits for it.
+                shared.forget_unapplied();
             }
             self.measure();
             let now = shared.now();

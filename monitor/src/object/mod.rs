@@ -156,12 +156,18 @@ pub struct ObservedPort {
     pub number: u64,
 }
 
-/// The first port of the container `inference` (else of the first container) of a pod spec.
+/// The container `inference` of a pod spec, else its first one.
 #[must_use]
-pub fn model_port(pod_spec: &Value) -> Option<ObservedPort> {
+pub fn model_container(pod_spec: &Value) -> Option<&Value> {
     let containers = pod_spec.get("containers")?.as_array()?;
     let named = |container: &&Value| container.get("name").and_then(Value::as_str) == Some(MODEL_CONTAINER);
-    let port = containers.iter().find(named).or_else(|| containers.first())?.get("ports")?.get(0)?;
+    containers.iter().find(named).or_else(|| containers.first())
+}
+
+/// The model container's first port.
+#[must_use]
+pub fn model_port(pod_spec: &Value) -> Option<ObservedPort> {
+    let port = model_container(pod_spec)?.get("ports")?.get(0)?;
     let name = port.get("name").and_then(Value::as_str).map(str::to_owned);
     Some(ObservedPort { name, number: port.get("containerPort")?.as_u64()? })
 }

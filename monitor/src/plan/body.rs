@@ -135,21 +135,36 @@ const KEYS_OF_COUNTS: [&str; 3] = ["replicas", "autoscaling", "max_surge"];
 /// The same inside of `canary`, whose image pods are made from.
 const KEYS_OF_CANARY_COUNTS: [&str; 2] = ["replicas", "weight"];
 
-/// Digest of a row's spec as it is written, but for what only changes counts: tells whether the row was edited since an
+/// Digests of a row's spec as it is written, but for what only changes counts: they tell whether the row was edited since an
 /// object was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SpecDigests {
+    /// What the endpoint's own pods are made from: all but the canary, whose edits must not touch them.
+    pub own: String,
+    /// What the canary's pods are made from: all of it.
+    pub canary: String,
+}
+
+/// Digests a row's spec.
 ///
 /// On purpose it shares no code with the input hashes: a fault in those must not look like an edit. The prefix is the version
 /// of this digest.
 #[must_use]
-pub fn spec_digest(spec: &Attribute) -> String {
+pub fn spec_digests(spec: &Attribute) -> SpecDigests {
+    let digest = |json: &Value| format!("1-{}", hexadecimal_digest(json));
     let mut json = spec.to_plain_json();
-    if let Some(map) = json.as_object_mut() {
+    let map = json.as_object_mut();
+    let canary = map.and_then(|map| {
         map.retain(|key, _| !KEYS_OF_COUNTS.contains(&key.as_str()));
-        if let Some(canary) = map.get_mut("canary").and_then(Value::as_object_mut) {
-            canary.retain(|key, _| !KEYS_OF_CANARY_COUNTS.contains(&key.as_str()));
-        }
+        map.remove("canary")
+    });
+    let own = digest(&json);
+    let Some(mut canary) = canary else { return SpecDigests { canary: own.clone(), own } };
+    if let Some(canary) = canary.as_object_mut() {
+        canary.retain(|key, _| !KEYS_OF_CANARY_COUNTS.contains(&key.as_str()));
     }
-    format!("1-{}", hexadecimal_digest(&json))
+    json["canary"] = canary;
+    SpecDigests { canary: digest(&json), own }
 }
 
 fn hexadecimal_digest(value: &Value) -> String {

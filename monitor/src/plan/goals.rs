@@ -219,8 +219,10 @@ pub(super) fn hold<'a>(
         }
     }
     let held = autoscalers::release(&mut draft, desired);
+    let canary = canary_name(input.name);
+    let of_canary = Upkeep { spec_digest: upkeep.canary_spec_digest, ..*upkeep };
     for object in &desired.objects {
-        hold_one(&mut draft, object, upkeep, &held);
+        hold_one(&mut draft, object, if object.key.name == canary { &of_canary } else { upkeep }, &held);
     }
     // A kind that the cluster lacks does not come by waiting.
     let in_the_way = draft.obstacles.iter().any(|one| one.reason != obstacle::KIND_MISSING);

@@ -20,8 +20,9 @@ use crate::identity::{LeaderMark, RowIdentity};
 use crate::intent::CleanUp;
 use crate::object::{DesiredSet, ObjectKey, Observed};
 
-pub use body::{digest, spec_digest};
+pub use body::{SpecDigests, digest, spec_digests};
 pub use inventory::{inventory, inventory_of};
+pub use template::differences_from_original;
 
 /// The version of an object that a step was planned for; the server refuses the step on any other.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -128,8 +129,10 @@ pub struct Plan {
 pub struct Upkeep<'a> {
     /// What to run.
     pub spec: &'a Spec,
-    /// Digest of the row's spec as it is written ([`spec_digest`]).
+    /// Digest of the row's spec as the endpoint's own Deployment is made from it ([`spec_digests`]).
     pub spec_digest: &'a str,
+    /// The same for the canary's Deployment.
+    pub canary_spec_digest: &'a str,
     /// The row's last refresh (`control.refresh.requested_at`).
     pub refresh: Option<&'a str>,
     /// Whether pods may be restarted now though no edit asks for it.
@@ -188,7 +191,8 @@ pub struct PlanInput<'a> {
 /// Plans.
 ///
 /// Order of the steps: stamps (nothing is safe from a deposed leader before them), hand-off of stale objects (all at once,
-/// D-23), autoscalers that should go, then what should exist in its apply order, then what should not, workloads after their replacements are ready.
+/// D-23), autoscalers that should go, then what should exist in its apply order, then what should not, workloads after
+/// their replacements are ready.
 #[must_use]
 pub fn plan(input: &PlanInput<'_>) -> Plan {
     let PlanInput { goal, .. } = input;

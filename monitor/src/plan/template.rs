@@ -5,16 +5,17 @@
 //! the hash alone restarts nothing. A template of another renderer (an earlier version of this program, or the original) is
 //! kept until the row's spec changes or somebody asks for a refresh.
 
+use gco_store::spec::Spec;
 use serde_json::{Value, json};
 
-use super::compare::{self, Difference};
+use super::compare::{self, Change, Difference};
 use super::ownership::{live_input_hash, serving_pods};
 use super::{Upkeep, body};
 use crate::identity::{
     ANNOTATION_INPUT_HASH, ANNOTATION_LEADER_EPOCH, ANNOTATION_LEADER_TERM, ANNOTATION_LIFECYCLE, ANNOTATION_REFRESHED,
     ANNOTATION_REGION_GENERATION, ANNOTATION_RENDERER, ANNOTATION_SPEC_DIGEST, RENDERER_ORIGINAL,
 };
-use crate::object::{Kind, MODEL_CONTAINER, Observed, ObservedObject, ObservedPort, model_port};
+use crate::object::{Kind, MODEL_CONTAINER, Observed, ObservedObject, ObservedPort, model_container, model_port};
 use crate::render::{PORT_NAME, RENDERER_VERSION, original};
 
 /// Marks in a template that say for whom and from what it was made, not what runs.
@@ -136,7 +137,7 @@ impl Question<'_> {
         }
         if renderer == Some(RENDERER_ORIGINAL)
             && let Some(image) = wanted_image
-            && original::differences_from(self.app(), &image, upkeep.spec, template).is_empty()
+            && differences_from_original(self.app(), &image, upkeep.spec, template).is_empty()
         {
             // The row changed while the original was back, and it applied the change.
             return Fate::Adopt;
@@ -236,14 +237,24 @@ fn differences(rendered: &Value, live_template: &Value) -> Vec<Difference> {
     compare::differences(Kind::Deployment, &body(wanted), &body(live))
 }
 
+/// Where live pods of the Deployment `app` that the original made differ from what it would make of the spec now. Empty: they
+/// say the same.
+#[must_use]
+pub fn differences_from_original(app: &str, image: &str, spec: &Spec, live_template: &Value) -> Vec<Difference> {
+    let body = |pod: &Value| json!({"spec": {"template": {"spec": pod}}});
+    let live = live_template.get("spec").cloned().unwrap_or_default();
+    let mut found = compare::differences(Kind::Deployment, &body(&original::pod_spec(app, image, spec)), &body(&live));
+    // A row's map has no order, so the order of the original's environment says nothing.
+    found.retain(|difference| difference.change != Change::Reordered);
+    found
+}
+
 fn annotations_of(template: &mut Value) -> Option<&mut serde_json::Map<String, Value>> {
     template.pointer_mut("/metadata/annotations").and_then(Value::as_object_mut)
 }
 
 fn image_of(pod: Option<&Value>) -> Option<&str> {
-    let containers = pod?.get("containers")?.as_array()?;
-    let named = |container: &&Value| container.get("name").and_then(Value::as_str) == Some(MODEL_CONTAINER);
-    containers.iter().find(named).or_else(|| containers.first())?.get("image")?.as_str()
+    model_container(pod?)?.get("image")?.as_str()
 }
 
 fn set_template(content: &mut Value, template: Option<&Value>) {

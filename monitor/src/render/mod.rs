@@ -44,8 +44,6 @@ pub struct RenderInput<'a> {
     pub spec: &'a Spec,
 }
 
-/// Name of the model container.
-pub use crate::object::MODEL_CONTAINER as CONTAINER;
 /// Name of the model server's port, on the container and on the Service.
 ///
 /// Mended: the original leaves the container port unnamed and the Service targets the number. By name, an edit of the port

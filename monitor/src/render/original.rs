@@ -1,15 +1,13 @@
-//! What the original control plane would have put into a pod (the wire contract, C.12.1), to tell whether pods that it made
-//! say what the row says. Never sent anywhere.
+//! What the original control plane would have put into a pod (the wire contract, C.12.1): the plan tells by it whether pods
+//! that it made say what the row says. Never sent anywhere.
 //!
 //! Only the fields that it renders; server defaults are written out where the comparison does not know them.
 
 use gco_store::spec::{Accelerator, CapacityType, Framework, Spec};
 use serde_json::{Value, json};
 
-use super::CONTAINER;
 use super::pod::{MODEL_CLAIM, MODEL_DIRECTORY, MODEL_VOLUME, SERVICE_ACCOUNT, SYNC_IMAGE, framework, pull_policy};
-use crate::object::Kind;
-use crate::plan::compare::{Change, Difference, differences};
+use crate::object::MODEL_CONTAINER;
 
 /// Requests and limits that the original fills in, whatever else the spec says.
 const DEFAULTS: [(&str, &str, &str); 2] = [("cpu", "1", "4"), ("memory", "4Gi", "16Gi")];
@@ -40,7 +38,7 @@ pub fn pod_spec(app: &str, image: &str, spec: &Spec) -> Value {
     let storage = spec.model_path.is_some() || spec.model_source.is_some();
     let mounts = json!([{"name": MODEL_VOLUME, "mountPath": MODEL_DIRECTORY}]);
     let mut container = json!({
-        "name": CONTAINER,
+        "name": MODEL_CONTAINER,
         "image": image,
         "imagePullPolicy": pull_policy(image),
         "env": environment(spec),
@@ -86,17 +84,6 @@ pub fn pod_spec(app: &str, image: &str, spec: &Spec) -> Value {
         pod["nodeSelector"] = Value::Object(selector);
     }
     pod
-}
-
-/// Where live pods that the original made differ from what it would make of the spec now. Empty: they say the same.
-#[must_use]
-pub fn differences_from(app: &str, image: &str, spec: &Spec, live_template: &Value) -> Vec<Difference> {
-    let body = |pod: &Value| json!({"spec": {"template": {"spec": pod}}});
-    let live = live_template.get("spec").cloned().unwrap_or_default();
-    let mut found = differences(Kind::Deployment, &body(&pod_spec(app, image, spec)), &body(&live));
-    // A row's map has no order, so the order of the original's environment says nothing.
-    found.retain(|difference| difference.change != Change::Reordered);
-    found
 }
 
 fn environment(spec: &Spec) -> Value {

@@ -13,8 +13,9 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use super::{CONTAINER, PORT_NAME, RenderInput, app_selector, resources, signed};
+use super::{PORT_NAME, RenderInput, app_selector, resources, signed};
 use crate::identity;
+use crate::object::MODEL_CONTAINER;
 
 /// Service account of every model pod.
 pub(super) const SERVICE_ACCOUNT: &str = "gco-service-account";
@@ -48,8 +49,8 @@ const LONGEST_LEAVE_SECONDS: u32 = 10;
 /// Seconds from the end of the drain to SIGKILL, for the model server to exit by itself.
 const EXIT_SECONDS: u32 = 5;
 
-/// The template of the Deployment `object`; `annotations` are those of the metadata that belong on pods too: whose they are and from which inputs.
-/// Never a leader's mark: it would restart every pod at each change of leader (D-8).
+/// The template of the Deployment `object`; `annotations` are those of the metadata that belong on pods too: whose they are
+/// and from which inputs. Never a leader's mark: it would restart every pod at each change of leader (D-8).
 pub(super) fn template(
     input: &RenderInput<'_>,
     object: &str,
@@ -96,7 +97,7 @@ fn model_server(name: &str, image: &str, spec: &Spec) -> Container {
     // The start-up probe of TGI asks the bare path (contract C.12.1), whatever the arguments say.
     let startup_path = if framework == Some(Framework::Tgi) { health.clone() } else { path.clone() };
     Container {
-        name: CONTAINER.to_owned(),
+        name: MODEL_CONTAINER.to_owned(),
         image: Some(image.to_owned()),
         image_pull_policy: Some(pull_policy(image).to_owned()),
         command: command(spec).cloned(),

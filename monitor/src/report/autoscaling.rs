@@ -8,9 +8,9 @@ use gco_store::status::Autoscaler;
 use serde_json::Value;
 
 use super::conditions::{Conditions, kind};
+use super::standing::{Standing, condition};
 use crate::object::{Kind, ObjectKey, Observed, ObservedObject};
 use crate::plan::body;
-use crate::plan::ownership::{Owner, Viewpoint};
 
 /// Autoscalers of one Deployment, whoever asked for them, unless they belong to somebody else.
 pub(super) struct Scaling<'a> {
@@ -26,20 +26,15 @@ pub(super) struct Scaling<'a> {
 
 impl<'a> Scaling<'a> {
     pub(super) fn of(observed: &'a Observed, name: &str, lifecycle_id: &str) -> Self {
-        let known = std::collections::BTreeSet::new();
-        let viewpoint = Viewpoint { lifecycle_id, region_generation: None, known_lifecycles: &known };
-        let look = |kind: Kind, name: String, owners: &[Owner]| {
-            let object = observed.objects.get(&ObjectKey { kind, name })?;
-            owners.contains(&viewpoint.owner_of(object)).then_some(object)
-        };
-        let ours = [Owner::Ours, Owner::Unmarked];
-        let deployment = look(Kind::Deployment, name.to_owned(), &ours);
-        let replicas = deployment.map_or(0, |deployment| body::replicas(&deployment.body));
-        let by_keda = [Owner::OfKeda, Owner::Ours, Owner::Unmarked];
+        let key = |kind: Kind, name: String| ObjectKey { kind, name };
+        let ours = |kind: Kind| Standing::ours(observed, &key(kind, name.to_owned()), lifecycle_id);
+        let replicas = ours(Kind::Deployment).map_or(0, |deployment| body::replicas(&deployment.body));
+        let kedas = key(Kind::HorizontalPodAutoscaler, format!("{KEDA_PREFIX}{name}"));
+        let of_keda = observed.objects.get(&kedas).filter(|object| object.is_of_keda());
         Self {
-            horizontal: look(Kind::HorizontalPodAutoscaler, name.to_owned(), &ours),
-            scaled_object: look(Kind::ScaledObject, name.to_owned(), &ours),
-            of_keda: look(Kind::HorizontalPodAutoscaler, format!("{KEDA_PREFIX}{name}"), &by_keda),
+            horizontal: ours(Kind::HorizontalPodAutoscaler),
+            scaled_object: ours(Kind::ScaledObject),
+            of_keda: of_keda.or_else(|| Standing::ours(observed, &kedas, lifecycle_id)),
             keda_is_missing: observed.missing_kinds.contains(&Kind::ScaledObject),
             replicas: u32::try_from(replicas).unwrap_or(u32::MAX),
         }
@@ -147,11 +142,6 @@ fn judged(object: &ObservedObject) -> Verdict {
         return (true, "AtMaximum".to_owned(), "more replicas are wanted than max_replicas allows".to_owned());
     }
     (true, "Active".to_owned(), String::new())
-}
-
-fn condition<'a>(object: &'a ObservedObject, kind: &str) -> Option<&'a Value> {
-    let all = object.body.pointer("/status/conditions")?.as_array()?;
-    all.iter().find(|condition| text(condition, "type") == kind)
 }
 
 fn text<'a>(condition: &'a Value, field: &str) -> &'a str {

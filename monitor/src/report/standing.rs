@@ -7,11 +7,11 @@ use serde_json::Value;
 
 use crate::identity::{ANNOTATION_RENDERER, RENDERER_ORIGINAL};
 use crate::object::{Kind, ObjectKey, Observed, ObservedObject, ObservedPod, ObservedReplicaSet};
-use crate::plan::body;
 use crate::plan::ownership::{
     Owner, Viewpoint, is_of_the_template, is_pod_of, live_input_hash, newest, pod_input_hash,
 };
-use crate::render::{RENDERER_VERSION, original};
+use crate::plan::{body, differences_from_original};
+use crate::render::RENDERER_VERSION;
 
 /// What stands under one Deployment name.
 pub(super) struct Standing<'a> {
@@ -99,7 +99,7 @@ impl<'a> Standing<'a> {
         match deployment.annotation(ANNOTATION_RENDERER)? {
             RENDERER_ORIGINAL => {
                 let image = spec.image_for(region);
-                let differing = original::differences_from(&deployment.key.name, image, spec, template);
+                let differing = differences_from_original(&deployment.key.name, image, spec, template);
                 let fields: Vec<&str> =
                     differing.iter().map(|one| one.field.trim_start_matches("spec.template.")).collect();
                 let message = if fields.is_empty() {
@@ -175,7 +175,8 @@ pub(super) fn status_count(deployment: &ObservedObject, field: &str) -> u64 {
     deployment.body.get("status").and_then(|status| status.get(field)).and_then(Value::as_u64).unwrap_or(0)
 }
 
-fn condition<'a>(deployment: &'a ObservedObject, kind: &str) -> Option<&'a Value> {
+/// A condition that an object's controller wrote.
+pub(super) fn condition<'a>(deployment: &'a ObservedObject, kind: &str) -> Option<&'a Value> {
     let conditions = deployment.body.pointer("/status/conditions")?.as_array()?;
     conditions.iter().find(|condition| is(condition, "type", kind))
 }

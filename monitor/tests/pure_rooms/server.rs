@@ -187,6 +187,7 @@ impl Server {
         let upkeep = Upkeep {
             spec: &self.spec,
             spec_digest: &self.spec_digest,
+            canary_spec_digest: &self.spec_digest,
             refresh: self.refresh.as_deref(),
             may_restart: self.may_restart,
             now: NOW,

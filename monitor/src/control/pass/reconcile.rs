@@ -9,6 +9,7 @@ use gco_store::status::RegionEntry;
 use gco_store::table::TableError;
 
 use super::super::action::action_of;
+use super::super::proposal::{Circumstances, Proposal};
 use super::super::queue::Ended;
 use super::super::restarts::Permission;
 use super::super::rows::Held;
@@ -17,8 +18,7 @@ use super::{Pass, PassEnd, Turn, is_paused};
 use crate::cluster::{Applied, ExecuteInput, Replaced};
 use crate::intent::{CleanUp, Intent};
 use crate::object::{DesiredSet, Kind, ObjectKey, Observed};
-use crate::plan::{Goal, Plan, PlanInput, Step, Upkeep, obstacle, plan, spec_digest};
-use crate::render::{RenderInput, classic};
+use crate::plan::{Plan, Step, obstacle};
 use crate::report::{Category, Done, ReportInput, may_wait, report};
 
 /// Plans per decision: some for a plan that comes in stages, some for conflicts.
@@ -77,7 +77,7 @@ impl Pass<'_> {
 
     /// Serve, stop or remove.
     pub(super) async fn reconcile(&mut self, mut held: Held, intent: &Intent) -> Turn {
-        let desired = self.desired(intent);
+        let desired = self.proposal(&held.row, intent).desired();
         self.done = Done::default();
         let settled = match self.settle(&mut held, intent, desired.as_ref()).await {
             Ok(settled) => settled,
@@ -90,16 +90,15 @@ impl Pass<'_> {
         self.report(held, intent, input_hash.as_deref(), settled).await
     }
 
-    fn desired(&self, intent: &Intent) -> Option<DesiredSet> {
-        let Intent::Serve { identity, spec, refresh: _, paused: _ } = intent else { return None };
-        Some(classic(&RenderInput {
-            name: self.name,
-            namespace: &self.shared.config.namespace,
-            region: &self.shared.config.region,
-            cluster_name: &self.shared.config.cluster_name,
-            identity,
-            spec: &spec.spec,
-        }))
+    fn proposal<'a>(&'a self, row: &'a EndpointRow, intent: &'a Intent) -> Proposal<'a> {
+        let config = &self.shared.config;
+        Proposal {
+            row,
+            intent,
+            region: &config.region,
+            namespace: &config.namespace,
+            cluster_name: &config.cluster_name,
+        }
     }
 
     /// The plan; a restart that no edit asks for is in it only if it may begin now.
@@ -142,33 +141,20 @@ impl Pass<'_> {
         may_restart: bool,
     ) -> Plan {
         self.shared.telemetry.plans_computed.inc();
-        let spec_digest = spec_digest(&row.spec);
-        let now = gco_store::time::format(self.shared.clock.wall());
-        let goal = match (intent, desired) {
-            (Intent::Serve { identity, spec, refresh, .. }, Some(desired)) => {
-                let refresh = refresh.as_ref().map(|refresh| refresh.requested_at.as_str());
-                let upkeep = Upkeep { spec: &spec.spec, spec_digest: &spec_digest, refresh, may_restart, now: &now };
-                Goal::Hold { identity, desired, upkeep }
-            }
-            (Intent::Stop { identity, .. }, _) => Goal::Stop { identity },
-            (Intent::Remove { clean_up, .. }, _) => {
-                Goal::Remove { clean_up, region_generation: row.region_generation(&self.shared.config.region) }
-            }
-            _ => return Plan::default(),
-        };
         let lifecycles = self.shared.rows().lifecycles();
         let futile: BTreeMap<ObjectKey, String> =
             self.memory.futile.iter().map(|(key, futile)| (key.clone(), futile.digest.clone())).collect();
-        plan(&PlanInput {
-            name: self.name,
-            namespace: &self.shared.config.namespace,
-            goal,
+        let now = gco_store::time::format(self.shared.clock.wall());
+        let circumstances = Circumstances {
             observed,
             known_lifecycles: &lifecycles,
             leader: self.claim.mark(),
             futile: &futile,
             table_away: away,
-        })
+            may_restart,
+            now: &now,
+        };
+        self.proposal(row, intent).plan(desired, &circumstances)
     }
 
     /// Plans and acts until there is nothing more to do, or no more to be done now.

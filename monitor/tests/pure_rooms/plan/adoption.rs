@@ -310,7 +310,7 @@ fn the_originals_rendering_of_every_classic_fixture_is_known() {
             let canary = spec.canary.as_ref().filter(|_| key.name.ends_with("-canary"));
             let image = canary.map_or(spec.image.clone(), |canary| canary.image.clone());
             let found =
-                gco_monitor::render::original::differences_from(&key.name, &image, &spec, &body["spec"]["template"]);
+                gco_monitor::plan::differences_from_original(&key.name, &image, &spec, &body["spec"]["template"]);
             assert_eq!(found, [], "{key}");
         }
     }

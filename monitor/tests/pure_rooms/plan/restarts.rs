@@ -112,7 +112,7 @@ fn a_refresh_brings_another_versions_template_to_ours_and_leaves_ours_alone() {
 fn the_digest_of_a_spec_follows_every_edit_but_those_of_counts() {
     let digest = |edit: fn(&mut Item)| {
         let row = row_with("classic-minimal", |item| edit(map(item, "spec")));
-        gco_monitor::plan::spec_digest(&row.spec)
+        gco_monitor::plan::spec_digests(&row.spec).own
     };
     let before = digest(|_| {});
     assert_eq!(before, digest(|spec| drop(spec.insert("replicas".to_owned(), Attribute::from(9_i64)))));
@@ -125,8 +125,10 @@ fn the_digest_of_a_spec_follows_every_edit_but_those_of_counts() {
         let row = row_with("classic-minimal", |item| {
             super::map(item, "spec").insert("canary".to_owned(), Attribute::Map(map));
         });
-        gco_monitor::plan::spec_digest(&row.spec)
+        gco_monitor::plan::spec_digests(&row.spec)
     };
     assert_eq!(canary(10, "x:1"), canary(50, "x:1"));
-    assert_ne!(canary(10, "x:1"), canary(10, "x:2"));
+    assert_ne!(canary(10, "x:1").canary, canary(10, "x:2").canary);
+    // No edit of the canary is one of the endpoint's own Deployment.
+    assert_eq!((canary(10, "x:2").own, canary(10, "x:1").own), (before.clone(), before));
 }
