@@ -108,13 +108,13 @@ impl Actor {
                 event = events.next() => {
                     let Some(event) = event else { return };
                     if let Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) = event {
-                        self.act(object).await;
+                        self.act(&object).await;
                     }
                 }
                 _ = ticks.tick() => {
                     // What was refused is tried again, and targets are looked at.
                     let Ok(all) = objects.list(&ListParams::default()).await else { continue };
-                    for object in all.items {
+                    for object in &all.items {
                         self.act(object).await;
                     }
                 }
@@ -126,8 +126,13 @@ impl Actor {
         Api::namespaced_with(self.client.clone(), &self.namespace, &scaled_object_resource())
     }
 
+    /// Acts on what the object is now: an event, or a list of a while ago, only says that there is something to look at. An
+    /// autoscaler made from an old one would have the bounds of a ScaledObject that is gone.
+    ///
     /// A refusal is a reason to look again, which the next tick does.
-    async fn act(&self, object: DynamicObject) {
+    async fn act(&self, noticed: &DynamicObject) {
+        let Some(name) = noticed.metadata.name.as_deref() else { return };
+        let Ok(Some(object)) = self.scaled_objects().get_opt(name).await else { return };
         let Ok(body) = serde_json::to_value(object) else { return };
         drop(self.try_to_act(&body).await);
     }
