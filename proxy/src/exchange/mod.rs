@@ -1,0 +1,1 @@
+//! One request as a state machine without I/O.

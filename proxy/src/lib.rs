@@ -1,0 +1,16 @@
+//! The prefill-decode proxy.
+//!
+//! For each request it chooses one prefill and one decode engine, makes the prompt's KV cache move from the first to the
+//! second, and relays decode's answer byte for byte.
+//!
+//! | Room | What it holds |
+//! |---|---|
+//! | [`exchange`] | one request as a state machine without I/O: which leg is sent when, what a failure leads to |
+//! | [`relay`] | bodies, headers, errors; connections to engines |
+//! | [`residency`] | the seam for asking where a prompt's KV already is; answers "unknown" |
+//! | [`server`] | the listening side: connections, limits, one task per request, drain |
+
+pub mod exchange;
+pub mod relay;
+pub mod residency;
+pub mod server;

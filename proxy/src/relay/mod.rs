@@ -1,0 +1,1 @@
+//! What goes through: bodies, headers, errors, and the connections to engines.
