@@ -1,1 +1,15 @@
 //! What goes through: bodies, headers, errors, and the connections to engines.
+//!
+//! | Part | What it holds |
+//! |---|---|
+//! | [`json`] | where the members of a JSON object are, without parsing their values |
+//! | [`body`] | the bodies of both legs, made from the client's bytes |
+//! | [`headers`] | which headers go to engines and back |
+//! | [`errors`] | errors as OpenAI's clients read them |
+//! | [`events`] | the first event of a stream, held back until it is whole |
+
+pub mod body;
+pub mod errors;
+pub mod events;
+pub mod headers;
+pub mod json;
