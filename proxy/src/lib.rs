@@ -5,12 +5,16 @@
 //!
 //! | Room | What it holds |
 //! |---|---|
+//! | [`backends`] | the engines: where they come from, which can be used, passive health |
+//! | [`select`] | which of several engines gets a request; waiting for a place |
 //! | [`exchange`] | one request as a state machine without I/O: which leg is sent when, what a failure leads to |
 //! | [`relay`] | bodies, headers, errors; connections to engines |
 //! | [`residency`] | the seam for asking where a prompt's KV already is; answers "unknown" |
 //! | [`server`] | the listening side: connections, limits, one task per request, drain |
 
+pub mod backends;
 pub mod exchange;
 pub mod relay;
 pub mod residency;
+pub mod select;
 pub mod server;

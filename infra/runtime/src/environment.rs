@@ -44,6 +44,11 @@ impl Environment {
         self.get(name).map(str::trim).filter(|value| !value.is_empty())
     }
 
+    /// The names of all variables, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.values.keys().map(String::as_str)
+    }
+
     /// Starts a checked reading that collects every problem.
     pub fn reader(&self) -> EnvironmentReader<'_> {
         EnvironmentReader { environment: self, problems: Vec::new() }
@@ -228,6 +233,7 @@ mod tests {
         assert_eq!(reader.choice("MODE", 1, &[("text", 1), ("json", 2)]), 2);
         assert_eq!(reader.finish(), Ok(()));
         assert_eq!(environment.get("EMPTY"), Some("  "));
+        assert_eq!(environment.names().collect::<Vec<_>>(), ["COUNT", "EMPTY", "LIST", "MODE", "ON", "TEXT", "WAIT"]);
     }
 
     #[test]
