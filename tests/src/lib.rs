@@ -6,6 +6,7 @@ pub mod dice;
 pub mod fence;
 pub mod local;
 pub mod original;
+pub mod proxy;
 pub mod region;
 pub mod rights;
 pub mod size;

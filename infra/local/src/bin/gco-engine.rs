@@ -58,7 +58,14 @@ async fn run() -> anyhow::Result<ExitCode> {
         root_path = settings.arguments.root_path,
         "listening"
     );
-    Ok(match engine::serve(settings, listener, stop.cancelled_owned()).await? {
+    let ended = match engine::serve(settings, listener, stop.cancelled_owned()).await {
+        Err(problem) if problem.kind() == std::io::ErrorKind::AddrInUse => {
+            tracing::error!("the port of the bootstrap server or the side channel is taken");
+            return Ok(ExitCode::from(engine::EXIT_CODE_PORT_TAKEN));
+        }
+        ended => ended?,
+    };
+    Ok(match ended {
         Ended::Drained => ExitCode::SUCCESS,
         Ended::GraceOver => {
             tracing::warn!("the grace is over; open requests were cut off");

@@ -1,7 +1,7 @@
 //! A completion as one JSON object, and as the events of a stream.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use serde_json::{Value, json};
 
@@ -18,6 +18,8 @@ pub(super) struct Completion {
     prompt_tokens: usize,
     include_usage: bool,
     choices: Vec<Choice>,
+    /// How much of the prompt was not computed here, when the server says so.
+    cached_tokens: OnceLock<usize>,
 }
 
 struct Choice {
@@ -53,7 +55,11 @@ impl Completion {
                     request.minimum_tokens,
                     request.maximum_tokens,
                 );
-                choices.push(Choice { pieces, natural_end });
+                choices.push(if request.ends_at_once && request.minimum_tokens == 0 {
+                    Choice { pieces: vec![String::new()], natural_end: true }
+                } else {
+                    Choice { pieces, natural_end }
+                });
             }
         }
         let prefix = match request.kind {
@@ -68,7 +74,19 @@ impl Completion {
             prompt_tokens: request.prompts.iter().map(|prompt| prompt.tokens).sum(),
             include_usage: request.include_usage,
             choices,
+            cached_tokens: OnceLock::new(),
         }
+    }
+
+    /// Notes, before anything was said, how much of the prompt was not computed here.
+    pub(super) fn found_in_cache(&self, tokens: usize) {
+        // A second note would be about the same prompt.
+        let _ = self.cached_tokens.set(tokens);
+    }
+
+    /// Whether every choice was cut off by the limit: only then is a prompt's KV kept for others.
+    pub(super) fn ended_by_length(&self) -> bool {
+        self.choices.iter().all(|choice| !choice.natural_end)
     }
 
     pub(super) fn prompt_tokens(&self) -> usize {
@@ -96,7 +114,7 @@ impl Completion {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.generated_tokens(),
             "total_tokens": self.prompt_tokens + self.generated_tokens(),
-            "prompt_tokens_details": null,
+            "prompt_tokens_details": self.cached_tokens.get().map(|cached| json!({"cached_tokens": cached})),
         })
     }
 
@@ -247,6 +265,7 @@ mod tests {
             maximum_tokens: 4,
             stream: true,
             include_usage,
+            ends_at_once: false,
         };
         let identity = Identity { region: "r".to_owned(), pod: "p".to_owned() };
         Completion::compose(&request, &identity, "x", 7)

@@ -5,6 +5,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use super::transfer::TransferConfig;
+
 /// What the engine takes from its argument list.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EngineArguments {
@@ -22,6 +24,12 @@ pub struct EngineArguments {
     pub maximum_model_tokens: usize,
     /// `--max-num-seqs`: the most sequences that are generated at once; others wait.
     pub maximum_sequences: usize,
+    /// `--kv-transfer-config`; `None` when it is absent or names a connector that is not simulated.
+    pub transfer: Option<TransferConfig>,
+    /// `--data-parallel-size`: how many engines this process is.
+    pub data_parallel_size: usize,
+    /// `--enable-prompt-tokens-details`: whether an answer says how much of its prompt was not computed.
+    pub prompt_tokens_details: bool,
     /// Every flag as it was given, in order, also those without a meaning here.
     pub declared: Vec<DeclaredFlag>,
 }
@@ -93,7 +101,23 @@ impl EngineArguments {
             })
             .transpose()?;
 
+        let transfer = match last_value(&["--kv-transfer-config"]) {
+            Some(text) => {
+                TransferConfig::parse(&text).map_err(|expected| error("--kv-transfer-config", &text, expected))?
+            }
+            None => None,
+        };
+
         Ok(Self {
+            transfer,
+            data_parallel_size: number(
+                last_value(&["--data-parallel-size", "-dp"]),
+                "--data-parallel-size",
+                "a number of engines",
+            )?
+            .filter(|count| (1..=64).contains(count))
+            .unwrap_or(1),
+            prompt_tokens_details: last(&["--enable-prompt-tokens-details"]).is_some(),
             port: number(last_value(&["--port"]), "--port", "a port number")?.unwrap_or(8000),
             load,
             maximum_model_tokens: number(

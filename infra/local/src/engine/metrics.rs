@@ -9,10 +9,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(super) struct Metrics {
     running: AtomicU64,
     waiting: AtomicU64,
-    prompt_tokens: AtomicU64,
+    deferred: AtomicU64,
+    prompt_tokens_computed: AtomicU64,
+    prompt_tokens_transferred: AtomicU64,
     generation_tokens: AtomicU64,
     finished_by_stop: AtomicU64,
     finished_by_length: AtomicU64,
+}
+
+/// Where a prompt's KV came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PromptSource {
+    LocalCompute,
+    ExternalKvTransfer,
 }
 
 /// A gauge that counts this value's life, also when its owner goes away in the middle.
@@ -34,6 +43,11 @@ impl Held {
     pub(super) fn waiting(metrics: &Arc<Metrics>) -> Self {
         Self::new(metrics, |metrics| &metrics.waiting)
     }
+
+    /// A request that waits for another engine's KV.
+    pub(super) fn deferred(metrics: &Arc<Metrics>) -> Self {
+        Self::new(metrics, |metrics| &metrics.deferred)
+    }
 }
 
 impl Drop for Held {
@@ -43,8 +57,12 @@ impl Drop for Held {
 }
 
 impl Metrics {
-    pub(super) fn read_prompt(&self, tokens: usize) {
-        self.prompt_tokens.fetch_add(tokens as u64, Ordering::Relaxed);
+    pub(super) fn read_prompt(&self, tokens: usize, source: PromptSource) {
+        let counter = match source {
+            PromptSource::LocalCompute => &self.prompt_tokens_computed,
+            PromptSource::ExternalKvTransfer => &self.prompt_tokens_transferred,
+        };
+        counter.fetch_add(tokens as u64, Ordering::Relaxed);
     }
 
     pub(super) fn generated(&self, tokens: usize) {
@@ -71,8 +89,36 @@ impl Metrics {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let one = |counter: &AtomicU64| [(common.clone(), load(counter))];
         family("vllm:num_requests_running", "Requests that are being generated.", "gauge", &one(&self.running));
-        family("vllm:num_requests_waiting", "Requests that wait for a place.", "gauge", &one(&self.waiting));
-        family("vllm:prompt_tokens_total", "Prompt tokens read.", "counter", &one(&self.prompt_tokens));
+        let (capacity, deferred) = (load(&self.waiting), load(&self.deferred));
+        family(
+            "vllm:num_requests_waiting",
+            "Requests that wait for a place or for KV.",
+            "gauge",
+            &[(common.clone(), capacity + deferred)],
+        );
+        family(
+            "vllm:num_requests_waiting_by_reason",
+            "Requests that wait, by what for.",
+            "gauge",
+            &[(format!("{common},reason=\"capacity\""), capacity), (format!("{common},reason=\"deferred\""), deferred)],
+        );
+        let (computed, transferred) = (load(&self.prompt_tokens_computed), load(&self.prompt_tokens_transferred));
+        family(
+            "vllm:prompt_tokens_total",
+            "Prompt tokens read.",
+            "counter",
+            &[(common.clone(), computed + transferred)],
+        );
+        family(
+            "vllm:prompt_tokens_by_source_total",
+            "Prompt tokens read, by where their KV came from.",
+            "counter",
+            &[
+                (format!("{common},source=\"local_compute\""), computed),
+                (format!("{common},source=\"local_cache_hit\""), 0),
+                (format!("{common},source=\"external_kv_transfer\""), transferred),
+            ],
+        );
         family("vllm:generation_tokens_total", "Tokens generated.", "counter", &one(&self.generation_tokens));
         family(
             "vllm:request_success_total",

@@ -4,15 +4,19 @@
 
 mod answer;
 mod arguments;
+mod complete;
 mod fault;
 mod metrics;
+mod orders;
 mod request;
 mod server;
 mod text;
+mod transfer;
 
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -22,10 +26,18 @@ use tokio::net::TcpListener;
 
 pub use arguments::{ArgumentError, DeclaredFlag, EngineArguments};
 pub use fault::Fault;
+pub use orders::{CompletionOrder, CutEnd, CutPoint, Orders, QueryOrder, TransferOrder};
+pub use server::RecordedRequest;
 pub(crate) use text::hash as stable_hash;
+pub use transfer::{
+    Accounts, Connector, FailedLoad, Moved, OnLoadFailure, TransferConfig, TransferRole, TransferSettings,
+};
 
 /// The exit code of an engine whose port is taken: whoever chose the port may choose another one.
 pub const EXIT_CODE_PORT_TAKEN: u8 = 98;
+
+/// The exit code of an engine whose own assertion failed.
+const EXIT_CODE_ASSERTION: u8 = 1;
 
 /// Who answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,6 +63,10 @@ pub struct EngineSettings {
     pub grace: Duration,
     /// How it fails.
     pub fault: Fault,
+    /// The hand-over of KV; `None` without a simulated connector.
+    pub transfer: Option<TransferSettings>,
+    /// How many requests `/simulated/requests` remembers; none by default.
+    pub recorded_requests: usize,
     /// Variables that `/server_info` shows.
     pub environment: BTreeMap<String, String>,
 }
@@ -59,10 +75,15 @@ impl EngineSettings {
     /// Puts arguments and environment together. Read are `GCO_REGION`, `POD_NAME` (else
     /// `HOSTNAME`), `GCO_ENGINE_PORT`, `GCO_ENGINE_LOAD_SECONDS` (default 0),
     /// `GCO_ENGINE_TOKEN_MILLISECONDS` (default 20), `GCO_ENGINE_GRACE_SECONDS` (default 25),
-    /// `GCO_ENGINE_FAULT` (see [`Fault::parse`]; else the model's name decides) and
-    /// `GCO_ENGINE_SHOWN_VARIABLES` (names, separated by commas, that `/server_info` shows). A flag
-    /// wins over a variable, except for the port: whoever sets `GCO_ENGINE_PORT` knows which one is
-    /// free.
+    /// `GCO_ENGINE_FAULT` (see [`Fault::parse`]; else the model's name decides),
+    /// `GCO_ENGINE_RECORDED_REQUESTS` (default 0) and `GCO_ENGINE_SHOWN_VARIABLES` (names, separated
+    /// by commas, that `/server_info` shows). A flag wins over a variable, except for the port:
+    /// whoever sets `GCO_ENGINE_PORT` knows which one is free.
+    ///
+    /// With `--kv-transfer-config`, vLLM's own `VLLM_MOONCAKE_BOOTSTRAP_PORT` (8998),
+    /// `VLLM_NIXL_SIDE_CHANNEL_PORT` (5600) and `VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT` (480 s; for NIXL
+    /// `VLLM_NIXL_ABORT_REQUEST_TIMEOUT`), and ours: `GCO_ENGINE_DEAD_PEER_SECONDS` (60, what a real
+    /// engine waits longer for one that is gone) and `GCO_ENGINE_KV_BYTES_PER_TOKEN` (1024).
     ///
     /// # Errors
     ///
@@ -84,6 +105,27 @@ impl EngineSettings {
             "one of crash-CODE, crash-after-SECONDS-CODE, never-healthy, slow-load-SECONDS",
             Fault::parse,
         );
+        let recorded_requests = reader.number("GCO_ENGINE_RECORDED_REQUESTS", 0, 0..=100_000);
+        let transfer = arguments.transfer.clone().map(|config| {
+            let abort_variable = match config.connector {
+                Connector::Mooncake => "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT",
+                Connector::Nixl => "VLLM_NIXL_ABORT_REQUEST_TIMEOUT",
+            };
+            TransferSettings {
+                config,
+                ranks: arguments.data_parallel_size,
+                bootstrap_port: reader.number("VLLM_MOONCAKE_BOOTSTRAP_PORT", 8998, 0..=u16::MAX),
+                side_channel_port: reader.number("VLLM_NIXL_SIDE_CHANNEL_PORT", 5600, 0..=u16::MAX),
+                abort_timeout: reader.seconds(abort_variable, Duration::from_secs(480), Duration::ZERO..=day),
+                dead_peer_timeout: reader.seconds(
+                    "GCO_ENGINE_DEAD_PEER_SECONDS",
+                    Duration::from_secs(60),
+                    Duration::ZERO..=day,
+                ),
+                // At most 16 MiB, so that a full prompt of the default length stays below 128 GiB of counted bytes.
+                bytes_per_token: reader.number("GCO_ENGINE_KV_BYTES_PER_TOKEN", 1024, 0..=16 * 1024 * 1024),
+            }
+        });
         let shown = reader.list("GCO_ENGINE_SHOWN_VARIABLES");
         reader.finish()?;
         Ok(Self {
@@ -92,6 +134,8 @@ impl EngineSettings {
             token_pause: Duration::from_secs_f64(token_milliseconds / 1000.0),
             grace,
             fault,
+            transfer,
+            recorded_requests,
             environment: shown
                 .into_iter()
                 .filter_map(|name| environment.get(&name).map(str::to_owned).map(|value| (name, value)))
@@ -141,7 +185,25 @@ pub async fn serve(
         return Ok(Ended::Crashed { exit_code });
     }
     let (grace, load, fault) = (settings.grace, settings.load, settings.fault.clone());
-    let engine = server::Engine::new(settings, SystemClock.wall().as_second());
+    let (ledger, orders) = (Arc::default(), Arc::default());
+    let transfer = match settings.transfer.clone() {
+        Some(transfer) => {
+            let ports = transfer::TransferPorts::open(&transfer).await?;
+            let transfer = transfer::Transfer::new(transfer, &ports, Arc::clone(&ledger), Arc::clone(&orders))?;
+            Some((Arc::new(transfer), ports))
+        }
+        None => None,
+    };
+    let (transfer, ports) = transfer.unzip();
+    let started_seconds = SystemClock.wall().as_second();
+    let engine = server::Engine::new(settings, started_seconds, transfer.clone(), ledger, orders);
+    let hand_over = async {
+        match (transfer, ports) {
+            (Some(transfer), Some(ports)) => transfer.serve(ports).await,
+            _ => std::future::pending().await,
+        }
+    };
+    tokio::pin!(hand_over);
     let (stopping, mut is_stopping) = tokio::sync::watch::channel(false);
     let drain = {
         let mut is_stopping = is_stopping.clone();
@@ -150,7 +212,7 @@ pub async fn serve(
             let _ = is_stopping.wait_for(|stopping| *stopping).await;
         }
     };
-    let server = axum::serve(listener, server::router(std::sync::Arc::clone(&engine))).with_graceful_shutdown(drain);
+    let server = axum::serve(listener, server::router(Arc::clone(&engine))).with_graceful_shutdown(drain);
     let server = tokio::spawn(server.into_future());
 
     let load = async {
@@ -178,6 +240,11 @@ pub async fn serve(
             server.abort();
             return Ok(Ended::Crashed { exit_code });
         }
+        () = engine.ends.cancelled() => {
+            server.abort();
+            return Ok(Ended::Crashed { exit_code: EXIT_CODE_ASSERTION });
+        }
+        failed = &mut hand_over => return failed.map(|()| Ended::Drained),
         () = stop => {}
     }
 
@@ -185,14 +252,20 @@ pub async fn serve(
     stopping.send_replace(true);
     let _ = is_stopping.borrow_and_update();
     let abort = server.abort_handle();
-    match tokio::time::timeout(grace, server).await {
-        Ok(Ok(result)) => result.map(|()| Ended::Drained),
-        Ok(Err(problem)) => Err(std::io::Error::other(problem)),
-        Err(_) => {
-            abort.abort();
-            Ok(Ended::GraceOver)
+    // KV is handed out until the last request is answered: decodes may still wait for it.
+    let drained = async {
+        tokio::select! {
+            result = server => match result {
+                Ok(result) => result.map(|()| Ended::Drained),
+                Err(problem) => Err(std::io::Error::other(problem)),
+            },
+            () = engine.ends.cancelled() => Ok(Ended::Crashed { exit_code: EXIT_CODE_ASSERTION }),
+            failed = hand_over => failed.map(|()| Ended::Drained),
         }
-    }
+    };
+    let ended = tokio::time::timeout(grace, drained).await;
+    abort.abort();
+    ended.unwrap_or(Ok(Ended::GraceOver))
 }
 
 #[cfg(test)]

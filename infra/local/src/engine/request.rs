@@ -68,6 +68,8 @@ pub(super) struct CompletionRequest {
     pub(super) maximum_tokens: usize,
     pub(super) stream: bool,
     pub(super) include_usage: bool,
+    /// The first token is the end, as far as the request allows it.
+    pub(super) ends_at_once: bool,
 }
 
 /// What the server serves, as far as reading a request needs it.
@@ -96,9 +98,8 @@ pub(super) fn model(body: &Map<String, Value>, served_names: &[String]) -> Resul
 }
 
 impl CompletionRequest {
-    pub(super) fn read(kind: Kind, body: &[u8], limits: &Limits<'_>) -> Result<Self, Refusal> {
-        let body = object(body)?;
-        let model = model(&body, limits.served_names)?;
+    pub(super) fn read_object(kind: Kind, body: &Map<String, Value>, limits: &Limits<'_>) -> Result<Self, Refusal> {
+        let model = model(body, limits.served_names)?;
         let prompts = match kind {
             Kind::Chat => vec![chat_prompt(body.get("messages"))?],
             Kind::Text => text_prompts(body.get("prompt"))?,
@@ -116,9 +117,9 @@ impl CompletionRequest {
         }
         let room = limits.maximum_model_tokens - longest;
 
-        let asked = match count(&body, "max_completion_tokens")? {
+        let asked = match count(body, "max_completion_tokens")? {
             Some(count) => Some(count),
-            None => count(&body, "max_tokens")?,
+            None => count(body, "max_tokens")?,
         };
         // The defaults of the two routes differ: 16 for text, whatever fits for chat.
         let maximum = asked.unwrap_or(if kind == Kind::Text { 16 } else { room });
@@ -136,20 +137,20 @@ impl CompletionRequest {
             ));
         }
         let maximum = maximum.min(room);
-        let minimum = count(&body, "min_tokens")?.unwrap_or_default();
+        let minimum = count(body, "min_tokens")?.unwrap_or_default();
         if minimum > maximum {
             return Err(Refusal::bad(
                 format!("min_tokens must be less than or equal to max_tokens={maximum}, got {minimum}."),
                 Some("min_tokens"),
             ));
         }
-        let minimum = if flag(&body, "ignore_eos")? && asked.is_some() { maximum } else { minimum };
+        let minimum = if flag(body, "ignore_eos")? && asked.is_some() { maximum } else { minimum };
 
-        let choices_per_prompt = count(&body, "n")?.unwrap_or(1);
+        let choices_per_prompt = count(body, "n")?.unwrap_or(1);
         if !(1..=64).contains(&choices_per_prompt) {
             return Err(Refusal::bad(format!("n must be between 1 and 64, got {choices_per_prompt}."), Some("n")));
         }
-        let stream = flag(&body, "stream")?;
+        let stream = flag(body, "stream")?;
         let include_usage = match body.get("stream_options") {
             None | Some(Value::Null) => false,
             Some(_) if !stream => {
@@ -167,6 +168,7 @@ impl CompletionRequest {
             maximum_tokens: maximum,
             stream,
             include_usage,
+            ends_at_once: false,
         })
     }
 }
@@ -275,7 +277,7 @@ mod tests {
     fn read(kind: Kind, body: &Value) -> Result<CompletionRequest, Refusal> {
         let served = ["m".to_owned()];
         let limits = Limits { served_names: &served, maximum_model_tokens: 100 };
-        CompletionRequest::read(kind, body.to_string().as_bytes(), &limits)
+        CompletionRequest::read_object(kind, body.as_object().unwrap(), &limits)
     }
 
     #[test]

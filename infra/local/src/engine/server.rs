@@ -1,23 +1,25 @@
-//! The routes of the engine and the life of a request.
+//! The routes of the engine.
 
-use std::sync::Arc;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use axum::body::{Body, Bytes};
+use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{get, post, put};
 use axum::{Json, Router};
-use futures::stream;
-use gco_runtime::clock::{Clock as _, SystemClock};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
 
-use super::answer::{Completion, Event, Events};
-use super::metrics::{Held, Metrics};
-use super::request::{self, CompletionRequest, Kind, Limits, Refusal};
+use super::complete::complete;
+use super::metrics::Metrics;
+use super::orders::{Board, Orders};
+use super::request::{self, Kind, Limits, Refusal};
+use super::transfer::{Accounts, Ledger, Transfer};
 use super::{EngineSettings, text};
 
 /// The largest request body, in bytes.
@@ -28,13 +30,37 @@ pub(super) struct Engine {
     pub(super) settings: EngineSettings,
     pub(super) loaded: AtomicBool,
     pub(super) started_seconds: i64,
-    metrics: Arc<Metrics>,
-    places: Arc<Semaphore>,
+    pub(super) metrics: Arc<Metrics>,
+    pub(super) places: Arc<Semaphore>,
+    /// The hand-over of KV; `None` without a connector.
+    pub(super) transfer: Option<Arc<Transfer>>,
+    pub(super) ledger: Arc<Ledger>,
+    pub(super) orders: Arc<Board>,
+    /// Cancelled when something ends this engine as it would end a real one.
+    pub(super) ends: CancellationToken,
     requests: AtomicU64,
+    recorded: Mutex<VecDeque<RecordedRequest>>,
+}
+
+/// A request for a completion as it came in, when `GCO_ENGINE_RECORDED_REQUESTS` asks for that.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecordedRequest {
+    /// Its path, without the root path.
+    pub path: String,
+    /// Its headers in order, names in lower case; bytes that are not UTF-8 are replaced.
+    pub headers: Vec<(String, String)>,
+    /// Its body; bytes that are not UTF-8 are replaced.
+    pub body: String,
 }
 
 impl Engine {
-    pub(super) fn new(settings: EngineSettings, started_seconds: i64) -> Arc<Self> {
+    pub(super) fn new(
+        settings: EngineSettings,
+        started_seconds: i64,
+        transfer: Option<Arc<Transfer>>,
+        ledger: Arc<Ledger>,
+        orders: Arc<Board>,
+    ) -> Arc<Self> {
         let places = settings.arguments.maximum_sequences.min(Semaphore::MAX_PERMITS);
         Arc::new(Self {
             settings,
@@ -42,11 +68,30 @@ impl Engine {
             started_seconds,
             metrics: Arc::new(Metrics::default()),
             places: Arc::new(Semaphore::new(places)),
+            transfer,
+            ledger,
+            orders,
+            ends: CancellationToken::new(),
             requests: AtomicU64::new(0),
+            recorded: Mutex::default(),
         })
     }
 
-    fn is_loaded(&self) -> bool {
+    fn record(&self, path: &str, headers: &HeaderMap, body: &[u8]) {
+        let limit = self.settings.recorded_requests;
+        if limit == 0 {
+            return;
+        }
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let headers = headers.iter().map(|(name, value)| (name.as_str().to_owned(), text(value.as_bytes()))).collect();
+        let mut recorded = self.recorded.lock().unwrap_or_else(PoisonError::into_inner);
+        if recorded.len() == limit {
+            recorded.pop_front();
+        }
+        recorded.push_back(RecordedRequest { path: path.to_owned(), headers, body: text(body) });
+    }
+
+    pub(super) fn is_loaded(&self) -> bool {
         self.loaded.load(Ordering::Acquire)
     }
 
@@ -54,13 +99,13 @@ impl Engine {
         self.settings.arguments.served_names.first().map_or("", String::as_str)
     }
 
-    fn limits(&self) -> Limits<'_> {
+    pub(super) fn limits(&self) -> Limits<'_> {
         let arguments = &self.settings.arguments;
         Limits { served_names: &arguments.served_names, maximum_model_tokens: arguments.maximum_model_tokens }
     }
 
     /// The caller's own identifier, or one that this process has not used before.
-    fn request_identifier(&self, headers: &HeaderMap) -> String {
+    pub(super) fn request_identifier(&self, headers: &HeaderMap) -> String {
         let given = headers.get("x-request-id").and_then(|value| value.to_str().ok()).filter(|id| !id.is_empty());
         given.map_or_else(
             || {
@@ -84,6 +129,9 @@ pub(super) fn router(engine: Arc<Engine>) -> Router {
         .route("/v1/completions", post(completions))
         .route("/v1/chat/completions", post(chat_completions))
         .route("/tokenize", post(tokenize))
+        .route("/simulated/orders", put(put_orders))
+        .route("/simulated/accounts", get(accounts).delete(clear_accounts))
+        .route("/simulated/requests", get(recorded_requests))
         .method_not_allowed_fallback(async || detail(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed"));
     let root_path = engine.settings.arguments.root_path.clone();
     let all = if root_path.is_empty() { routes } else { Router::new().nest(&root_path, routes.clone()).merge(routes) };
@@ -96,7 +144,7 @@ fn detail(status: StatusCode, message: &str) -> Response {
     (status, Json(json!({"detail": message}))).into_response()
 }
 
-fn loading() -> Response {
+pub(super) fn loading() -> Response {
     Refusal {
         status: StatusCode::SERVICE_UNAVAILABLE,
         kind: "ServiceUnavailableError",
@@ -107,6 +155,9 @@ fn loading() -> Response {
 }
 
 async fn health(State(engine): State<Arc<Engine>>) -> StatusCode {
+    if let Some(status) = engine.orders.health() {
+        return StatusCode::from_u16(status).unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
+    }
     if engine.is_loaded() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
 }
 
@@ -138,6 +189,30 @@ async fn metrics(State(engine): State<Arc<Engine>>) -> Response {
     (content_type, engine.metrics.exposition(engine.served_model())).into_response()
 }
 
+async fn put_orders(State(engine): State<Arc<Engine>>, body: Bytes) -> Response {
+    match serde_json::from_slice::<Orders>(&body) {
+        Ok(orders) => {
+            engine.orders.put(orders);
+            StatusCode::NO_CONTENT.into_response()
+        }
+        Err(problem) => Refusal::bad(problem.to_string(), None).into_response(),
+    }
+}
+
+async fn accounts(State(engine): State<Arc<Engine>>) -> Json<Accounts> {
+    Json(engine.transfer.as_ref().map_or_else(|| engine.ledger.note().clone(), |transfer| transfer.accounts()))
+}
+
+async fn clear_accounts(State(engine): State<Arc<Engine>>) -> StatusCode {
+    let mut note = engine.ledger.note();
+    *note = Accounts { engine_ids: std::mem::take(&mut note.engine_ids), ..Accounts::default() };
+    StatusCode::NO_CONTENT
+}
+
+async fn recorded_requests(State(engine): State<Arc<Engine>>) -> Json<Vec<RecordedRequest>> {
+    Json(engine.recorded.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect())
+}
+
 async fn models(State(engine): State<Arc<Engine>>) -> Response {
     if !engine.is_loaded() {
         return loading();
@@ -162,101 +237,13 @@ async fn models(State(engine): State<Arc<Engine>>) -> Response {
 }
 
 async fn completions(State(engine): State<Arc<Engine>>, headers: HeaderMap, body: Bytes) -> Response {
+    engine.record("/v1/completions", &headers, &body);
     complete(&engine, Kind::Text, &headers, &body).await
 }
 
 async fn chat_completions(State(engine): State<Arc<Engine>>, headers: HeaderMap, body: Bytes) -> Response {
+    engine.record("/v1/chat/completions", &headers, &body);
     complete(&engine, Kind::Chat, &headers, &body).await
-}
-
-async fn complete(engine: &Arc<Engine>, kind: Kind, headers: &HeaderMap, body: &[u8]) -> Response {
-    if !engine.is_loaded() {
-        return loading();
-    }
-    let request = match CompletionRequest::read(kind, body, &engine.limits()) {
-        Ok(request) => request,
-        Err(refusal) => return refusal.into_response(),
-    };
-    let identifier = engine.request_identifier(headers);
-    let created_seconds = SystemClock.wall().as_second();
-    let completion = Completion::compose(&request, &engine.settings.identity, &identifier, created_seconds);
-    tracing::info!(
-        request = identifier,
-        model = request.model,
-        prompt_tokens = completion.prompt_tokens(),
-        generated_tokens = completion.generated_tokens(),
-        stream = request.stream,
-        "completion"
-    );
-    let completion = Arc::new(completion);
-    if request.stream {
-        return stream_answer(Arc::clone(engine), completion);
-    }
-
-    // When the client leaves, this future is dropped, and the gauges and the place with it.
-    let Some(_turn) = Turn::take(engine).await else { return loading() };
-    engine.metrics.read_prompt(completion.prompt_tokens());
-    let tokens = u32::try_from(completion.longest_choice_tokens()).unwrap_or(u32::MAX);
-    tokio::time::sleep(engine.settings.token_pause.saturating_mul(tokens)).await;
-    engine.metrics.generated(completion.generated_tokens());
-    completion.count_as_finished(&engine.metrics);
-    Json(completion.whole()).into_response()
-}
-
-/// A place among the sequences that are generated at once, counted while it is held.
-struct Turn {
-    _place: OwnedSemaphorePermit,
-    _running: Held,
-}
-
-impl Turn {
-    /// Waits for a place. `None` never happens in practice: the semaphore is not closed.
-    async fn take(engine: &Engine) -> Option<Self> {
-        let waiting = Held::waiting(&engine.metrics);
-        let place = Arc::clone(&engine.places).acquire_owned().await.ok()?;
-        drop(waiting);
-        Some(Self { _place: place, _running: Held::running(&engine.metrics) })
-    }
-}
-
-/// A stream under way. Dropped when it ends or when the client leaves.
-struct Streaming {
-    engine: Arc<Engine>,
-    completion: Arc<Completion>,
-    events: Events,
-    turn: Option<Turn>,
-}
-
-fn stream_answer(engine: Arc<Engine>, completion: Arc<Completion>) -> Response {
-    let events = Events::new(Arc::clone(&completion));
-    let state = Streaming { engine, completion, events, turn: None };
-    // As with a real server, status and headers go out at once, the first event when there is one.
-    let body = stream::unfold(state, async |mut state| {
-        if state.turn.is_none() {
-            state.turn = Some(Turn::take(&state.engine).await?);
-            state.engine.metrics.read_prompt(state.completion.prompt_tokens());
-        }
-        let Some(Event { tokens, text }) = state.events.next() else {
-            state.completion.count_as_finished(&state.engine.metrics);
-            return None;
-        };
-        if tokens > 0 {
-            pause(state.engine.settings.token_pause).await;
-            state.engine.metrics.generated(tokens);
-        }
-        Some((Ok::<_, std::convert::Infallible>(Bytes::from(text)), state))
-    });
-    let headers = [(header::CONTENT_TYPE, "text/event-stream; charset=utf-8"), (header::CACHE_CONTROL, "no-cache")];
-    (headers, Body::from_stream(body)).into_response()
-}
-
-/// The pace of the tokens. Without one the task still gives way to others.
-async fn pause(duration: Duration) {
-    if duration.is_zero() {
-        tokio::task::yield_now().await;
-    } else {
-        tokio::time::sleep(duration).await;
-    }
 }
 
 async fn tokenize(State(engine): State<Arc<Engine>>, body: Bytes) -> Response {
