@@ -5,6 +5,7 @@
 //!
 //! | Room | What it holds |
 //! |---|---|
+//! | [`config`] | settings from the environment, all checked before a port opens |
 //! | [`backends`] | the engines: where they come from, which can be used, passive health |
 //! | [`select`] | which of several engines gets a request; waiting for a place |
 //! | [`exchange`] | one request as a state machine without I/O: which leg is sent when, what a failure leads to |
@@ -13,6 +14,7 @@
 //! | [`server`] | the listening side: connections, limits, one task per request, drain |
 
 pub mod backends;
+pub mod config;
 pub mod exchange;
 pub mod relay;
 pub mod residency;

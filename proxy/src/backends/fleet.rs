@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -136,6 +136,7 @@ struct RoleState {
     queue: Queue,
     /// Whether its source has said anything yet.
     known: AtomicBool,
+    source_errors: AtomicU64,
 }
 
 struct Inner {
@@ -187,6 +188,7 @@ impl Fleet {
             turn: AtomicUsize::new(0),
             queue: Queue::new(settings.queue_length),
             known: AtomicBool::new(false),
+            source_errors: AtomicU64::new(0),
         };
         let breaker = BreakerSettings {
             failures: settings.breaker_failures.max(1),
@@ -275,6 +277,16 @@ impl Fleet {
     /// Whether the role's source has said anything yet.
     pub fn is_known(&self, role: Role) -> bool {
         self.role(role).known.load(Ordering::Relaxed)
+    }
+
+    /// A source could not be read once more.
+    pub fn count_source_error(&self, role: Role) {
+        self.role(role).source_errors.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often the role's source could not be read.
+    pub fn source_errors(&self, role: Role) -> u64 {
+        self.role(role).source_errors.load(Ordering::Relaxed)
     }
 
     /// Whether a backend of the role is ready and not drained. Breakers do not count: they open and close all the time,
