@@ -10,9 +10,11 @@
 //! | [`select`] | which of several engines gets a request; waiting for a place |
 //! | [`exchange`] | one request as a state machine without I/O: which leg is sent when, what a failure leads to |
 //! | [`relay`] | bodies, headers, errors; connections to engines |
+//! | [`admin`] | health, readiness, metrics, and the routes behind the admin key |
 //! | [`residency`] | the seam for asking where a prompt's KV already is; answers "unknown" |
 //! | [`server`] | the listening side: connections, limits, one task per request, drain |
 
+pub mod admin;
 pub mod backends;
 pub mod config;
 pub mod exchange;

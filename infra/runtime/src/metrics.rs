@@ -1,6 +1,6 @@
 //! The metrics registry, in the Prometheus text format.
 
-use prometheus::core::{MetricVec, MetricVecBuilder};
+use prometheus::core::{Collector, MetricVec, MetricVecBuilder};
 use prometheus::{
     CounterVec, Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
     IntGaugeVec, Opts, Registry, TextEncoder,
@@ -113,6 +113,15 @@ impl Metrics {
         self.register(name, Histogram::with_opts(options))
     }
 
+    /// Registers families that are read when they are rendered: what exists anyway need not be kept twice.
+    ///
+    /// # Errors
+    /// When a name or a label is not valid or a name is taken.
+    pub fn collector(&self, name: &str, collector: impl Collector + 'static) -> Result<(), MetricsError> {
+        let failed = |cause| MetricsError { name: name.to_owned(), cause };
+        self.registry.register(Box::new(collector)).map_err(failed)
+    }
+
     /// The names of all families that would be rendered now, sorted.
     pub fn family_names(&self) -> Vec<String> {
         self.registry.gather().iter().map(|family| family.name().to_owned()).collect()
@@ -131,7 +140,7 @@ impl Metrics {
 
     fn register<C>(&self, name: &str, made: prometheus::Result<C>) -> Result<C, MetricsError>
     where
-        C: prometheus::core::Collector + Clone + 'static,
+        C: Collector + Clone + 'static,
     {
         let failed = |cause| MetricsError { name: name.to_owned(), cause };
         let collector = made.map_err(failed)?;

@@ -95,6 +95,8 @@ pub struct Settings {
     pub connect_timeout: Duration,
     /// `GCO_PROXY_IDLE_TIMEOUT_SECONDS`: between bytes of an engine's answer.
     pub idle_timeout: Duration,
+    /// `GCO_PROXY_ANSWER_TIMEOUT_SECONDS`: for the beginning of decode's answer when nothing is handed over.
+    pub answer_timeout: Duration,
     /// `GCO_PROXY_POOL_IDLE_SECONDS`: how long an unused connection to an engine is kept.
     pub pool_idle: Duration,
     /// `GCO_PROXY_HEADER_TIMEOUT_SECONDS`: for a client's request head, from its first byte.
@@ -170,6 +172,7 @@ impl Settings {
         let handoff_timeout = seconds("GCO_PROXY_HANDOFF_TIMEOUT_SECONDS", 30);
         let connect_timeout = seconds("GCO_PROXY_CONNECT_TIMEOUT_SECONDS", 5);
         let idle_timeout = seconds("GCO_PROXY_IDLE_TIMEOUT_SECONDS", 300);
+        let answer_timeout = seconds("GCO_PROXY_ANSWER_TIMEOUT_SECONDS", 900);
         let pool_idle = seconds("GCO_PROXY_POOL_IDLE_SECONDS", 4);
         let header_timeout = seconds("GCO_PROXY_HEADER_TIMEOUT_SECONDS", 10);
         let client_timeout = seconds("GCO_PROXY_CLIENT_TIMEOUT_SECONDS", 300);
@@ -195,6 +198,7 @@ impl Settings {
             handoff_timeout,
             connect_timeout,
             idle_timeout,
+            answer_timeout,
             pool_idle,
             header_timeout,
             client_timeout,

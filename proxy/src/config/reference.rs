@@ -4,7 +4,7 @@
 pub type Setting = (&'static str, &'static str, &'static str);
 
 /// All of them, in the page's order.
-pub const SETTINGS: [Setting; 49] = [
+pub const SETTINGS: [Setting; 50] = [
     ("PD_PROXY_HOST", "0.0.0.0", "address on which it listens"),
     ("PD_PROXY_PORT", "8000", "its port; 0 takes a free one, which the log line `listening` names"),
     (
@@ -50,6 +50,11 @@ pub const SETTINGS: [Setting; 49] = [
     ),
     ("GCO_PROXY_CONNECT_TIMEOUT_SECONDS", "5", "for a connection to an engine"),
     ("GCO_PROXY_IDLE_TIMEOUT_SECONDS", "300", "longest silence of an engine in the middle of an answer"),
+    (
+        "GCO_PROXY_ANSWER_TIMEOUT_SECONDS",
+        "900",
+        "for the first byte of decode's answer when nothing is handed over; an answer that is not a stream says nothing before its end",
+    ),
     (
         "GCO_PROXY_POOL_IDLE_SECONDS",
         "4",
