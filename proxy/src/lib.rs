@@ -10,6 +10,7 @@
 //! | [`select`] | which of several engines gets a request; waiting for a place |
 //! | [`exchange`] | one request as a state machine without I/O: which leg is sent when, what a failure leads to |
 //! | [`relay`] | bodies, headers, errors; connections to engines |
+//! | [`front`] | the listening port's TLS, with certificate reload |
 //! | [`admin`] | health, readiness, metrics, and the routes behind the admin key |
 //! | [`residency`] | the seam for asking where a prompt's KV already is; answers "unknown" |
 //! | [`server`] | the listening side: connections, limits, one task per request, drain |
@@ -18,6 +19,7 @@ pub mod admin;
 pub mod backends;
 pub mod config;
 pub mod exchange;
+pub mod front;
 pub mod relay;
 pub mod residency;
 pub mod select;
