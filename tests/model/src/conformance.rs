@@ -330,12 +330,13 @@ fn fill(value: &mut Value, known: &Known) {
 }
 
 /// The kinds that random sequences are about: those that the monitor writes or that go with them.
-pub const KINDS: [&str; 8] = [
+pub const KINDS: [&str; 9] = [
     "configmaps",
     "services",
     "deployments",
     "leases",
     "horizontalpodautoscalers",
+    "scaledobjects",
     "poddisruptionbudgets",
     "networkpolicies",
     "secrets",
@@ -390,6 +391,13 @@ pub fn example(plural: &str, name: &str, variant: usize) -> Value {
             object["spec"] = json!({
                 "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
                 "minReplicas": 1, "maxReplicas": 2 + variant % 3,
+            });
+        }
+        "scaledobjects" => {
+            object["spec"] = json!({
+                "scaleTargetRef": {"name": name},
+                "minReplicaCount": variant % 2, "maxReplicaCount": 2 + variant % 3,
+                "triggers": [{"type": "aws-cloudwatch", "metadata": {"targetMetricValue": "70", "minMetricValue": "0"}}],
             });
         }
         "poddisruptionbudgets" => {

@@ -76,6 +76,9 @@ fn cleaned(object: &Value, tokens: &BTreeMap<String, &'static str>) -> Value {
             metadata.remove(passing);
         }
     }
+    for owner in object.pointer_mut("/metadata/ownerReferences").and_then(Value::as_array_mut).into_iter().flatten() {
+        owner["uid"] = json!("the owner's");
+    }
     if let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut) {
         spec.remove("clusterIP");
         spec.remove("clusterIPs");
@@ -124,7 +127,7 @@ pub struct PodHistory {
     pub removed: BTreeMap<String, usize>,
     /// The fewest serving pods at any moment, by Deployment, of those that had one at the mark.
     pub fewest: BTreeMap<String, usize>,
-    /// The least and the most `spec.replicas` of each Deployment after the mark.
+    /// The least and the most `spec.replicas` of each Deployment from the mark on, the count at the mark included.
     pub replicas: BTreeMap<String, (i64, i64)>,
 }
 
@@ -138,10 +141,18 @@ pub fn pods_of(world: &World) -> PodHistory {
         for entry in state.history() {
             let after_mark = entry.version > world.mark;
             let app = label(&entry.object, "app").unwrap_or_default().to_owned();
-            if entry.place.plural == "deployments" && after_mark && entry.change != Change::Deleted {
-                let count = number(&entry.object, "/spec/replicas");
-                let range = history.replicas.entry(entry.place.name.clone()).or_insert((count, count));
-                *range = (range.0.min(count), range.1.max(count));
+            if entry.place.plural == "deployments" {
+                let name = entry.place.name.clone();
+                if entry.change == Change::Deleted {
+                    // What comes after it begins anew; what it had after the mark counts.
+                    if !after_mark {
+                        history.replicas.remove(&name);
+                    }
+                } else {
+                    let count = number(&entry.object, "/spec/replicas");
+                    let range = history.replicas.entry(name).or_insert((count, count));
+                    *range = if after_mark { (range.0.min(count), range.1.max(count)) } else { (count, count) };
+                }
             }
             if entry.place.plural != "pods" {
                 continue;

@@ -1,6 +1,8 @@
 //! The rules that the model keeps, as requests with the status that the documents lead one to expect, each with the document
 //! that it comes from. The conformance suite plays every rule on the model and on a real server and compares all answers.
 
+mod scaled_objects;
+
 use http::Method;
 use serde_json::{Value, json};
 
@@ -29,6 +31,8 @@ pub enum Document {
     Leases,
     /// <https://kubernetes.io/docs/tasks/run-application/horizontal-pod-autoscale/>
     Autoscaling,
+    /// <https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/>
+    CustomResources,
     /// <https://kubernetes.io/docs/tasks/run-application/configure-pdb/>
     DisruptionBudgets,
     /// <https://kubernetes.io/docs/concepts/configuration/secret/>
@@ -89,6 +93,7 @@ pub fn all() -> Vec<Rule> {
     rules.extend(of_deletions());
     rules.extend(of_reads());
     rules.extend(of_kinds());
+    rules.extend(scaled_objects::all());
     rules.extend(of_watches());
     rules
 }

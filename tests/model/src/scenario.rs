@@ -4,6 +4,7 @@ use anyhow::{Context as _, bail};
 use async_trait::async_trait;
 use gco_store::operations::Store;
 use gco_store::row::EndpointRow;
+use gco_store::spec::{AutoscalingEdit, Canary, MetricKind};
 use gco_store::status::{RegionEntry, State};
 use gco_store::table::{Consistency, Outcome};
 use gco_store::transition::{self, StatusAuthority};
@@ -68,10 +69,41 @@ pub enum Scenario {
     Purge,
     /// The row of an endpoint whose objects the original made, and whose pods serve.
     Adopt,
+    /// The same of one that Kubernetes' own autoscaler scales.
+    AdoptScaled,
+    /// The same of one with a canary.
+    AdoptCanaried,
+    /// Another one sets the replica count from now on.
+    HandOver(Scaler, Scaler),
+    /// No pods any more of an endpoint that KEDA scales.
+    StopScaled,
+    /// Pods again of an endpoint that KEDA scales.
+    StartScaled,
+    /// Deletion of an endpoint that KEDA scales.
+    DeleteScaled,
+    /// A canary beside the endpoint.
+    GiveCanary,
+    /// The canary becomes the endpoint.
+    Promote,
+    /// The canary goes.
+    RollBack,
+    /// No pods any more, of the canary neither.
+    StopCanaried,
+}
+
+/// Who sets the replica count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Scaler {
+    /// The row.
+    Row,
+    /// Kubernetes' own autoscaler.
+    Kubernetes,
+    /// KEDA.
+    Keda,
 }
 
 /// All of them.
-pub const SCENARIOS: [Scenario; 15] = [
+pub const SCENARIOS: [Scenario; 30] = [
     Scenario::Create,
     Scenario::Edit,
     Scenario::ScaleUp,
@@ -87,7 +119,42 @@ pub const SCENARIOS: [Scenario; 15] = [
     Scenario::DeleteAndCreate,
     Scenario::Purge,
     Scenario::Adopt,
+    Scenario::AdoptScaled,
+    Scenario::AdoptCanaried,
+    Scenario::HandOver(Scaler::Row, Scaler::Kubernetes),
+    Scenario::HandOver(Scaler::Kubernetes, Scaler::Row),
+    Scenario::HandOver(Scaler::Row, Scaler::Keda),
+    Scenario::HandOver(Scaler::Keda, Scaler::Row),
+    Scenario::HandOver(Scaler::Kubernetes, Scaler::Keda),
+    Scenario::HandOver(Scaler::Keda, Scaler::Kubernetes),
+    Scenario::StopScaled,
+    Scenario::StartScaled,
+    Scenario::DeleteScaled,
+    Scenario::GiveCanary,
+    Scenario::Promote,
+    Scenario::RollBack,
+    Scenario::StopCanaried,
 ];
+
+/// The image that canaries have.
+const CANARY_IMAGE: &str = "vllm/vllm-openai:v0.29.0";
+
+/// An edit that gives the count to somebody. Before it changes hands the count is 2, and an autoscaler may have 2 to 4; after
+/// it, the new one wants more, or less in every other pair of variants.
+fn given_to(scaler: Scaler, is_new: bool, variant: u32) -> AutoscalingEdit {
+    let grows = variant / 2 % 2 == 0;
+    let (least, most, count) = match (is_new, grows) {
+        (false, _) => (2, 4, 2),
+        (true, true) => (3, 6, 4),
+        (true, false) => (1, 1, 1),
+    };
+    let metric = match scaler {
+        Scaler::Row => return AutoscalingEdit::Off { replicas: Some(count) },
+        Scaler::Kubernetes => MetricKind::Cpu,
+        Scaler::Keda => MetricKind::Gpu,
+    };
+    AutoscalingEdit::On { min_replicas: Some(least), max_replicas: Some(most), metrics: Some(vec![(metric, 70)]) }
+}
 
 /// A small classic spec with a mark that tells edits apart. Odd variants replace pods with surge, even ones without.
 #[must_use]
@@ -117,6 +184,26 @@ impl Scenario {
         )
     }
 
+    /// Whether KEDA is in the cluster.
+    #[must_use]
+    pub fn needs_keda(self) -> bool {
+        match self {
+            Self::HandOver(from, to) => from == Scaler::Keda || to == Scaler::Keda,
+            Self::StopScaled | Self::StartScaled | Self::DeleteScaled => true,
+            _ => false,
+        }
+    }
+
+    /// The endpoint of the fixtures that the original made, in the scenarios that take one over.
+    fn original(self) -> Option<&'static Original> {
+        match self {
+            Self::Adopt => Some(&MINIMAL),
+            Self::AdoptScaled => Some(&SCALED),
+            Self::AdoptCanaried => Some(&CANARIED),
+            _ => None,
+        }
+    }
+
     /// What stands before the disturbance.
     ///
     /// # Errors
@@ -125,8 +212,8 @@ impl Scenario {
         if self == Self::Create {
             return stage.rest().await;
         }
-        if self == Self::Adopt {
-            for object in original_objects()? {
+        if let Some(original) = self.original() {
+            for object in original.objects()? {
                 stage.make(&object).await?;
             }
             return stage.rest().await;
@@ -140,6 +227,17 @@ impl Scenario {
         stage.rest().await?;
         let store = stage.store();
         match self {
+            Self::HandOver(from, _) if from != Scaler::Row => {
+                store.autoscale(ENDPOINT, &given_to(from, false, variant)).await?;
+            }
+            Self::StopScaled | Self::StartScaled | Self::DeleteScaled => {
+                store.autoscale(ENDPOINT, &given_to(Scaler::Keda, false, variant)).await?;
+                if self == Self::StartScaled {
+                    stage.rest().await?;
+                    store.stop(ENDPOINT).await?;
+                }
+            }
+            Self::Promote | Self::RollBack | Self::StopCanaried => give_canary(&store).await?,
             Self::Start | Self::EditAndStart => drop(store.stop(ENDPOINT).await?),
             Self::RegionAddedAgain => drop(store.set_target_regions(ENDPOINT, &[stage.elsewhere()]).await?),
             Self::Purge => drop(store.delete(ENDPOINT, None).await?),
@@ -160,10 +258,14 @@ impl Scenario {
                 stage.deploy(ENDPOINT, &spec(2, "after", variant), &[stage.region()]).await?;
             }
             Self::Edit => edit(&store, "after").await?,
+            Self::HandOver(_, to) => drop(store.autoscale(ENDPOINT, &given_to(to, true, variant)).await?),
+            Self::GiveCanary => give_canary(&store).await?,
+            Self::Promote => drop(store.promote_canary(ENDPOINT, Some(CANARY_IMAGE)).await?),
+            Self::RollBack => drop(store.roll_back_canary(ENDPOINT).await?),
             Self::ScaleUp => drop(store.scale(ENDPOINT, 4).await?),
             Self::ScaleDown => drop(store.scale(ENDPOINT, 1).await?),
-            Self::Stop => drop(store.stop(ENDPOINT).await?),
-            Self::Start => drop(store.start(ENDPOINT).await?),
+            Self::Stop | Self::StopScaled | Self::StopCanaried => drop(store.stop(ENDPOINT).await?),
+            Self::Start | Self::StartScaled => drop(store.start(ENDPOINT).await?),
             Self::EditAndStart => {
                 edit(&store, "after").await?;
                 store.start(ENDPOINT).await?;
@@ -182,7 +284,7 @@ impl Scenario {
                 store.delete(ENDPOINT, None).await?;
                 acknowledge(stage, &stage.elsewhere()).await?;
             }
-            Self::Delete => drop(store.delete(ENDPOINT, None).await?),
+            Self::Delete | Self::DeleteScaled => drop(store.delete(ENDPOINT, None).await?),
             Self::DeleteAndCreate => {
                 store.delete(ENDPOINT, None).await?;
                 stage.rest().await?;
@@ -192,31 +294,65 @@ impl Scenario {
                 stage.deploy(ENDPOINT, &spec(1, "again", variant), &[stage.region()]).await?;
             }
             Self::Purge => acknowledge(stage, &stage.elsewhere()).await?,
-            Self::Adopt => stage.put_row(original_row()?).await?,
+            Self::Adopt | Self::AdoptScaled | Self::AdoptCanaried => {
+                let original = self.original().context("nothing of the original's")?;
+                stage.put_row(original.row()?).await?;
+            }
         }
         Ok(())
     }
 }
 
-/// The endpoint of the fixtures that the original deployed, under the name that scenarios use.
-fn renamed(text: &str) -> String {
-    text.replace("chat-small", ENDPOINT)
+/// An endpoint of the fixtures that the original deployed.
+struct Original {
+    /// Its name there.
+    name: &'static str,
+    /// What was made of it.
+    objects: &'static str,
+    /// Its row.
+    row: &'static str,
 }
 
-/// What the original made of it.
-fn original_objects() -> anyhow::Result<Vec<Json>> {
-    let text = renamed(include_str!("../../fixtures/original-objects/classic-minimal.objects.json"));
-    let mut file: Json = serde_json::from_str(&text)?;
-    let Some(Json::Array(objects)) = file.get_mut("objects").map(Json::take) else { bail!("no objects") };
-    let known = ["Deployment", "Service"];
-    Ok(objects.into_iter().filter(|object| known.iter().any(|kind| object["kind"] == *kind)).collect())
+macro_rules! original {
+    ($name:literal, $file:literal) => {
+        Original {
+            name: $name,
+            objects: include_str!(concat!("../../fixtures/original-objects/", $file, ".objects.json")),
+            row: include_str!(concat!("../../fixtures/original-objects/", $file, ".row.json")),
+        }
+    };
 }
 
-/// Its row.
-fn original_row() -> anyhow::Result<Item> {
-    let text = renamed(include_str!("../../fixtures/original-objects/classic-minimal.row.json"));
-    let file: Json = serde_json::from_str(&text)?;
-    item_from_dynamodb_json(&file["row"]).map_err(|problem| anyhow::anyhow!("{problem}"))
+static MINIMAL: Original = original!("chat-small", "classic-minimal");
+static SCALED: Original = original!("chat-hpa", "classic-hpa");
+static CANARIED: Original = original!("chat-canary-on", "classic-canary");
+
+impl Original {
+    /// A file under the name that scenarios use.
+    fn renamed(&self, text: &str) -> anyhow::Result<Json> {
+        Ok(serde_json::from_str(&text.replace(self.name, ENDPOINT))?)
+    }
+
+    /// What the original made of it.
+    fn objects(&self) -> anyhow::Result<Vec<Json>> {
+        let mut file = self.renamed(self.objects)?;
+        let Some(Json::Array(objects)) = file.get_mut("objects").map(Json::take) else { bail!("no objects") };
+        let known = ["Deployment", "Service", "HorizontalPodAutoscaler"];
+        Ok(objects.into_iter().filter(|object| known.iter().any(|kind| object["kind"] == *kind)).collect())
+    }
+
+    /// Its row.
+    fn row(&self) -> anyhow::Result<Item> {
+        let file = self.renamed(self.row)?;
+        item_from_dynamodb_json(&file["row"]).map_err(|problem| anyhow::anyhow!("{problem}"))
+    }
+}
+
+/// A canary of one pod.
+async fn give_canary(store: &Store) -> anyhow::Result<()> {
+    let canary = Canary { image: CANARY_IMAGE.to_owned(), weight: 20, replicas: 1 };
+    store.set_canary(ENDPOINT, &canary).await?;
+    Ok(())
 }
 
 /// Changes the mark in the environment, which replaces the pods.

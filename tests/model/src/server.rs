@@ -163,6 +163,9 @@ pub fn listed(
         if selector == Selector::default() && fields.is_empty() {
             metadata["remainingItemCount"] = json!(left);
         }
+    } else if resource.optional && !request.wants_metadata() {
+        // Lists of custom resources always say that nothing follows.
+        metadata["continue"] = json!("");
     }
     let (kind, api_version) = if request.wants_metadata() {
         ("PartialObjectMetadataList".to_owned(), "meta.k8s.io/v1".to_owned())

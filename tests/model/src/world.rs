@@ -107,6 +107,12 @@ impl World {
         Self { model, controllers, table: ModelTable::default(), clock, randomness, mark: 0 }
     }
 
+    /// Installs KEDA: its kind is known from now on.
+    pub fn install_keda(&self) {
+        let administrator: Arc<str> = Arc::from("administrator");
+        self.model.act(&administrator, |state| state.installed.insert("keda.sh"));
+    }
+
     /// Starts a monitor that calls itself `holder` in the Lease.
     ///
     /// # Errors

@@ -5,6 +5,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may end in a panic")]
 
+use std::sync::Arc;
+
 use anyhow::{Context as _, ensure};
 use futures::StreamExt as _;
 use gco_bed::control_plane::{ControlPlane, ControlPlaneSettings};
@@ -15,6 +17,7 @@ use gco_model::judge::differences;
 use gco_model::line::Line;
 use gco_model::rules;
 use gco_model::world::in_virtual_time;
+use gco_tests::region::keda::install_kind;
 use gco_tests::size::Size;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::Api;
@@ -36,6 +39,7 @@ async fn server() -> anyhow::Result<&'static ControlPlane> {
     SERVER
         .get_or_try_init(|| async {
             let plane = ControlPlane::start(ControlPlaneSettings::named("conformance")).await?;
+            install_kind(&plane.client().await?).await?;
             ensure!(plane.controller_manager().pause()?, "the controllers could not be paused");
             anyhow::Ok(plane)
         })
@@ -63,6 +67,7 @@ async fn played(client: kube::Client, namespace: &str, play: &Play) -> anyhow::R
 fn on_the_model(play: &Play) -> anyhow::Result<(Vec<Value>, Value)> {
     in_virtual_time(async {
         let model = Model::new("model-namespace", VirtualClock::new());
+        model.act(&Arc::from("administrator"), |state| state.installed.insert("keda.sh"));
         played(Line::new("player", &model).client(), "model-namespace", play).await
     })
 }

@@ -1,12 +1,10 @@
-//! The HPA controller: keeps a Deployment's count within the bounds, and follows a load that a suite sets; and KEDA, which
-//! makes an HPA of a ScaledObject and copies its labels and annotations to it.
+//! The HPA controller: keeps a Deployment's count within the bounds, and follows a load that a suite sets.
 
 use std::sync::Arc;
 
 use serde_json::{Value, json};
 
 use super::Round;
-use super::deployment::{owned_by, owner};
 use crate::object::{Resource, is_terminating, number, text};
 use crate::state::Place;
 
@@ -47,69 +45,5 @@ fn one(round: &mut Round<'_>, place: &Place, autoscaler: &Value) {
         let mut object = (*live).clone();
         object["status"] = status;
         round.state.put(place, object);
-    }
-}
-
-/// KEDA's part.
-pub(super) fn keda(round: &mut Round<'_>) {
-    let all: Vec<(Place, Arc<Value>)> = round
-        .state
-        .all(Resource::of("scaledobjects"), round.namespace)
-        .map(|(place, object)| (place.clone(), object.clone()))
-        .collect();
-    for (place, scaled) in all {
-        if !is_terminating(&scaled) {
-            follow(round, &place, &scaled);
-        }
-    }
-}
-
-fn follow(round: &mut Round<'_>, place: &Place, scaled: &Value) {
-    let name = format!("keda-hpa-{}", place.name);
-    let at = Place::of(Resource::of("horizontalpodautoscalers"), round.namespace, &name);
-    let live = round.state.get(&at).cloned();
-    if live.as_ref().is_some_and(|live| !owned_by(live, text(scaled, "/metadata/uid")) || is_terminating(live)) {
-        return;
-    }
-    let count = |field: &str, default: i64| {
-        scaled.pointer(&format!("/spec/{field}")).and_then(Value::as_i64).unwrap_or(default)
-    };
-    let spec = json!({
-        "scaleTargetRef": {
-            "apiVersion": "apps/v1",
-            "kind": "Deployment",
-            "name": text(scaled, "/spec/scaleTargetRef/name"),
-        },
-        // KEDA scales to zero itself; its HPA keeps at least one.
-        "minReplicas": count("minReplicaCount", 0).max(1),
-        "maxReplicas": count("maxReplicaCount", 100),
-        "metrics": [{"type": "External", "external": {
-            "metric": {"name": "s0-prometheus"},
-            "target": {"type": "AverageValue", "averageValue": "1"},
-        }}],
-    });
-    let mut object = match &live {
-        Some(live) => (**live).clone(),
-        None => json!({
-            "apiVersion": "autoscaling/v2",
-            "kind": "HorizontalPodAutoscaler",
-            "metadata": {
-                "name": name,
-                "namespace": round.namespace,
-                "uid": round.state.identity(),
-                "creationTimestamp": round.state.now.stamp,
-                "ownerReferences": [owner("keda.sh/v1alpha1", "ScaledObject", scaled)],
-            },
-            "status": {},
-        }),
-    };
-    for part in ["labels", "annotations"] {
-        if let Some(copied) = scaled["metadata"].get(part) {
-            object["metadata"][part] = copied.clone();
-        }
-    }
-    object["spec"] = spec;
-    if live.as_deref() != Some(&object) {
-        round.state.put(&at, object);
     }
 }

@@ -6,6 +6,7 @@
 mod autoscaler;
 mod collector;
 mod deployment;
+mod keda;
 mod pods;
 mod replica_set;
 mod slices;
@@ -43,7 +44,7 @@ pub enum Controller {
     Collector,
     /// HPA.
     Autoscaler,
-    /// Makes an HPA of a ScaledObject, as KEDA does.
+    /// Makes an HPA of a ScaledObject, as KEDA's operator does.
     Keda,
 }
 
@@ -181,7 +182,7 @@ async fn run(model: Model, settings: Arc<Mutex<Settings>>) {
                     Controller::EndpointSlice => slices::round(&mut round),
                     Controller::Collector => collector::round(&mut round),
                     Controller::Autoscaler => autoscaler::round(&mut round),
-                    Controller::Keda => autoscaler::keda(&mut round),
+                    Controller::Keda => keda::round(&mut round),
                 }
                 round.again
             });
