@@ -142,7 +142,7 @@ const CANARY_IMAGE: &str = "vllm/vllm-openai:v0.29.0";
 /// An edit that gives the count to somebody. Before it changes hands the count is 2, and an autoscaler may have 2 to 4; after
 /// it, the new one wants more, or less in every other pair of variants.
 fn given_to(scaler: Scaler, is_new: bool, variant: u32) -> AutoscalingEdit {
-    let grows = variant / 2 % 2 == 0;
+    let grows = (variant / 2).is_multiple_of(2);
     let (least, most, count) = match (is_new, grows) {
         (false, _) => (2, 4, 2),
         (true, true) => (3, 6, 4),

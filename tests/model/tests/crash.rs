@@ -113,18 +113,20 @@ fn crashes_of(undisturbed: &Crash, asked: &[Asked], size: Size) -> Vec<Crash> {
     for index in 0..asked.len() {
         let request = index + 1;
         let once = |fate, same_holder| Crash { at: Some((request, fate)), same_holder, ..*undisturbed };
-        let alternates = request % 2 == 0;
+        let alternates = request.is_multiple_of(2);
         if size == Size::Small {
             if is_write(index) {
                 crashes.push(once(Fate::AnswerLost, alternates));
             }
-            if is_write(index) && !(index > 0 && is_write(index - 1)) || index % STRIDE == 0 {
+            let begins_writes = is_write(index) && (index == 0 || !is_write(index - 1));
+            if begins_writes || index.is_multiple_of(STRIDE) {
                 crashes.push(once(Fate::NotSent, !alternates));
             }
             continue;
         }
         let dealt = request % usize::try_from(VARIANTS).unwrap_or(1) == variant;
-        if !dealt && !(variant == 0 && is_write(index)) {
+        let is_taken = dealt || variant == 0 && is_write(index);
+        if !is_taken {
             continue;
         }
         for fate in [Fate::NotSent, Fate::AnswerLost] {
@@ -134,7 +136,7 @@ fn crashes_of(undisturbed: &Crash, asked: &[Asked], size: Size) -> Vec<Crash> {
                 }
             }
         }
-        if dealt && request / 4 % 2 == 0 {
+        if dealt && (request / 4).is_multiple_of(2) {
             let fate = if alternates { Fate::NotSent } else { Fate::AnswerLost };
             crashes.push(Crash { again_at: Some(SECOND[request % SECOND.len()]), ..once(fate, false) });
         }
@@ -159,7 +161,7 @@ fn killed_at_any_request_it_ends_the_same_and_removes_no_serving_pod() -> anyhow
         crashes.extend(crashes_of(crash, &outcome.asked, size).into_iter().map(|crash| (number, crash)));
     }
     let count = crashes.len();
-    let began = std::time::Instant::now();
+    let began = tokio::time::Instant::now();
     runs::all(crashes, |(number, crash)| {
         let outcome = in_virtual_time(run(crash))?;
         let different = judge::differences(&usual[*number].end, &outcome.end);
