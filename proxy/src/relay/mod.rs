@@ -7,9 +7,11 @@
 //! | [`headers`] | which headers go to engines and back |
 //! | [`errors`] | errors as OpenAI's clients read them |
 //! | [`events`] | the first event of a stream, held back until it is whole |
+//! | [`upstream`] | connections to engines, kept per backend |
 
 pub mod body;
 pub mod errors;
 pub mod events;
 pub mod headers;
 pub mod json;
+pub mod upstream;
