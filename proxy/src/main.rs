@@ -91,11 +91,7 @@ async fn run(settings: Settings) -> anyhow::Result<Drained> {
             admin.set_draining();
         }
     });
-    for role in Role::ALL {
-        for backend in fleet.backends(role).iter() {
-            tracing::info!(backend = backend.authority(), role = role.word(), "backend at the start");
-        }
-    }
+    let backends = fleet.clone();
     let shared = Shared { options: options(&settings), fleet, observer: metrics.clone(), routes: admin, tls, stop };
     let server = Server::start(shared, &SystemRandomness).context("the workers cannot be started")?;
     let mut runtimes = server.runtimes();
@@ -108,6 +104,8 @@ async fn run(settings: Settings) -> anyhow::Result<Drained> {
         fallback = settings.fallback.word(),
         scheduling = settings.fleet.policy.word(),
         workers = settings.worker_count(),
+        prefill_backends = backends.backends(Role::Prefill).len(),
+        decode_backends = backends.backends(Role::Decode).len(),
         "listening"
     );
     let drained = server.run(listener).await;

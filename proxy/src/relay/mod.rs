@@ -15,3 +15,6 @@ pub mod events;
 pub mod headers;
 pub mod json;
 pub mod upstream;
+
+#[cfg(test)]
+mod hostile;

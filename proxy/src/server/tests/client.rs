@@ -68,6 +68,13 @@ impl Exchange {
         self.bytes.len()
     }
 
+    /// Reads so many bytes and not one more.
+    pub(super) async fn read_exactly(&mut self, count: usize) {
+        let mut bytes = vec![0; count];
+        let read = tokio::time::timeout(PATIENCE, self.stream.read_exact(&mut bytes)).await;
+        read.expect("fewer bytes came").unwrap();
+    }
+
     /// Reads until the text is there.
     pub(super) async fn read_text(&mut self, text: &str) {
         while !String::from_utf8_lossy(&self.bytes).contains(text) {

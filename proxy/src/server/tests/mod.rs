@@ -3,6 +3,7 @@
 mod client;
 mod engine;
 mod failures;
+mod fuzz;
 mod passing;
 mod stopping;
 
