@@ -17,6 +17,8 @@ export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$root/target}" RUST_BACKTRACE=0
 cd "$copy"
 git init --quiet .
 
+# Building anew with other features is the longest part: up to ten minutes on two busy cores.
+longest_seconds=1800
 unnoticed=0
 for patch in "$root"/tests/guards/*.patch; do
   name="$(basename "$patch" .patch)"
@@ -27,8 +29,13 @@ for patch in "$root"/tests/guards/*.patch; do
   fi
   read -r -a suite <<<"$(sed -n 's/^Suite: //p' "$patch")"
   git apply "$patch"
-  if cargo test --quiet "${suite[@]}" >output.txt 2>&1; then
+  status=0
+  timeout "$longest_seconds" cargo test --quiet "${suite[@]}" >output.txt 2>&1 || status=$?
+  if [ "$status" -eq 0 ]; then
     echo "$name: NOT NOTICED by cargo test ${suite[*]}"
+    unnoticed=$((unnoticed + 1))
+  elif [ "$status" -eq 124 ]; then
+    echo "$name: did not end within $longest_seconds s"
     unnoticed=$((unnoticed + 1))
   elif ! grep -q '^test result: FAILED' output.txt; then
     echo "$name: does not build"
