@@ -12,7 +12,7 @@ use std::future::Future as _;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -30,16 +30,20 @@ pub struct Patience {
     pub taking: Duration,
 }
 
-/// Whether a request is being served on the connection; set by who serves it.
+/// Whether a request is being served on the connection; kept by who serves it.
 #[derive(Clone, Debug, Default)]
-pub struct Busy(Arc<AtomicBool>);
+pub struct Busy(Arc<AtomicUsize>);
 
 impl Busy {
     /// A request begins; it ends when the guard is dropped.
     #[must_use]
     pub fn begin(&self) -> BusyGuard {
-        self.0.store(true, Ordering::Relaxed);
+        self.0.fetch_add(1, Ordering::Relaxed);
         BusyGuard(self.clone())
+    }
+
+    fn is_busy(&self) -> bool {
+        self.0.load(Ordering::Relaxed) > 0
     }
 }
 
@@ -47,9 +51,17 @@ impl Busy {
 #[derive(Debug)]
 pub struct BusyGuard(Busy);
 
+impl BusyGuard {
+    /// Another one, for work on the request that goes on after its answer.
+    #[must_use]
+    pub fn another(&self) -> Self {
+        self.0.begin()
+    }
+}
+
 impl Drop for BusyGuard {
     fn drop(&mut self) {
-        self.0.0.store(false, Ordering::Relaxed);
+        self.0.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -112,7 +124,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for ClientIo<S> {
         let this = &mut *self;
         let before = buffer.filled().len();
         let read = Pin::new(&mut this.stream).poll_read(context, buffer);
-        if this.busy.0.load(Ordering::Relaxed) {
+        if this.busy.is_busy() {
             (this.waiting_since, this.head_begun) = (None, false);
             return read;
         }

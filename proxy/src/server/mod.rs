@@ -52,6 +52,9 @@ use crate::relay::errors::Failure;
 /// How often connections that nobody uses are looked through.
 const SWEEP_EVERY: Duration = Duration::from_secs(5);
 
+/// How long nothing is accepted after a failure that lasts, such as no free file descriptor.
+const ACCEPT_AGAIN_AFTER: Duration = Duration::from_millis(100);
+
 /// hyper's least buffer for the head of a request.
 const LEAST_BUFFER: usize = 8 * 1024;
 
@@ -140,7 +143,7 @@ impl Server {
                     // A connection that was gone before it was accepted is nothing; no free file descriptor lasts.
                     tracing::warn!(error = %error, "a connection was not accepted");
                     if error.kind() != io::ErrorKind::ConnectionAborted {
-                        tokio::time::sleep(Duration::from_millis(10)).await;
+                        tokio::time::sleep(ACCEPT_AGAIN_AFTER).await;
                     }
                 }
             }

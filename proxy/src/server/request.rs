@@ -69,7 +69,7 @@ pub(super) async fn serve(worker: Arc<Worker>, request: Request<Incoming>, busy:
         }
     }
     account.is_exchange = true;
-    let bytes = match read(body, &worker).await {
+    let bytes = match read(body, &worker, &busy).await {
         Ok(bytes) => bytes,
         Err(failure) => {
             account.is_exchange = false;
@@ -129,11 +129,11 @@ fn refuse(failure: &Failure, mut account: Box<Account>, busy: BusyGuard) -> Resp
 }
 
 /// Reads a client's body, up to the limit and without waiting for ever.
-async fn read(mut body: Incoming, worker: &Arc<Worker>) -> Result<Bytes, Failure> {
+async fn read(mut body: Incoming, worker: &Arc<Worker>, busy: &BusyGuard) -> Result<Bytes, Failure> {
     let limit = worker.options().max_body_bytes;
     let announced = body.size_hint().lower();
     if announced > limit as u64 {
-        return Err(too_long(body, limit));
+        return Err(too_long(body, limit, busy.another()));
     }
     let mut first: Option<Bytes> = None;
     let mut rest = BytesMut::new();
@@ -158,7 +158,7 @@ async fn read(mut body: Incoming, worker: &Arc<Worker>) -> Result<Bytes, Failure
         };
         let length = first.as_ref().map_or(rest.len(), Bytes::len) + piece.len();
         if length > limit {
-            return Err(too_long(body, limit));
+            return Err(too_long(body, limit, busy.another()));
         }
         if rest.is_empty() && first.is_none() {
             first = Some(piece);
@@ -174,8 +174,9 @@ async fn read(mut body: Incoming, worker: &Arc<Worker>) -> Result<Bytes, Failure
 }
 
 /// The answer to a body that is too long, of which the rest is read and thrown away meanwhile.
-fn too_long(mut body: Incoming, limit: usize) -> Failure {
+fn too_long(mut body: Incoming, limit: usize, busy: BusyGuard) -> Failure {
     tokio::spawn(tokio::time::timeout(READS_ON_FOR, async move {
+        let _busy = busy;
         let mut read = 0;
         while let Some(Ok(frame)) = body.frame().await {
             read += frame.data_ref().map_or(0, Bytes::len) as u64;
