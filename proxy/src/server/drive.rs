@@ -120,7 +120,8 @@ impl Shell<'_, '_> {
                     Action::Identify => told = Some(self.identify().await),
                     Action::SendPrefill => self.send_prefill(),
                     Action::SendDecode { with_parameters } => self.send_decode(with_parameters),
-                    Action::ClosePrefill => self.prefill_leg = None,
+                    // Its place is free for others at once.
+                    Action::ClosePrefill => (self.prefill_leg, self.prefill) = (None, None),
                     Action::CloseDecode => (self.decode_leg, self.beginning) = (None, None),
                     Action::ForgetIdentity => self.forget_identity(),
                     Action::Start(deadline) => self.start(deadline),

@@ -343,6 +343,25 @@ async fn own_limits_answer_429_and_open_no_breaker() {
     proxy.end().await;
 }
 
+#[tokio::test]
+async fn a_leg_that_was_closed_frees_its_place_at_once() {
+    let engines = Engines::start(1, 1).await;
+    engines.prefill[0].usually(never());
+    engines.decode[0].next(answer("500 Internal Server Error", "", "no KV"));
+    let hold = Arc::new(Notify::new());
+    engines.decode[0].next([vec![Step::Wait(hold.clone())], super::json(ANSWER)].concat());
+    let proxy = Proxy::start(&engines, options(Connector::Mooncake, Fallback::DecodeOnly)).await;
+    let exchange = Exchange::send(proxy.address, "POST /v1/completions", "", BODY).await;
+    eventually("decode is asked again", || (engines.decode[0].count() == 2).then_some(())).await;
+    let places = |role| proxy.fleet.backends(role).iter().map(|backend| backend.in_flight()).sum::<usize>();
+    eventually("prefill is left", || (places(Role::Prefill) == 0 && engines.prefill[0].running() == 0).then_some(()))
+        .await;
+    assert_eq!(places(Role::Decode), 1);
+    hold.notify_one();
+    assert_eq!(exchange.end().await.header("x-gco-exchange"), Some("decode-only; reason=hand-off-failed"));
+    proxy.end().await;
+}
+
 /// Starts a request, waits until it is where it should be, leaves, and measures when the engines see it.
 async fn leave(connector: Connector, body: &str, prefill: Vec<Step>, decode: Vec<Step>, until: &str) {
     let engines = Engines::start(1, 1).await;
