@@ -5,6 +5,7 @@
 
 mod bodies;
 mod cluster;
+mod scaling;
 
 use std::time::Duration;
 
@@ -126,7 +127,7 @@ impl<'r> Original<'r> {
         let Some(live) = self.cluster.get("deployments", name).await? else {
             self.make(name, &spec, &image, &marks).await?;
             if autoscaled {
-                self.autoscale(name, &spec, &marks).await?;
+                let _pending = self.autoscale(name, &spec, &marks).await?;
             }
             return self.status(row, "creating", 0, floor, None).await;
         };
@@ -137,13 +138,11 @@ impl<'r> Original<'r> {
         }
         let (ready, desired) = (number(&live, "/status/readyReplicas"), number(&live, "/spec/replicas"));
         if autoscaled {
-            self.autoscale(name, &spec, &marks).await?;
-        } else {
-            for autoscaler in [name.to_owned(), format!("keda-hpa-{name}")] {
-                if self.cluster.get("horizontalpodautoscalers", &autoscaler).await?.is_some() {
-                    self.cluster.delete("horizontalpodautoscalers", &autoscaler).await?;
-                }
+            if !self.autoscale(name, &spec, &marks).await? {
+                return self.status(row, "updating", ready, desired, None).await;
             }
+        } else {
+            self.unscale(name).await?;
             if desired != replicas {
                 live["spec"]["replicas"] = json!(replicas);
                 self.cluster.patch("deployments", name, &live).await?;
@@ -211,11 +210,7 @@ impl<'r> Original<'r> {
     /// C.10.
     async fn stop_endpoint(&self, row: &EndpointRow) -> anyhow::Result<()> {
         let marks = self.marks(row)?;
-        for autoscaler in [row.name.clone(), format!("keda-hpa-{}", row.name)] {
-            if self.cluster.get("horizontalpodautoscalers", &autoscaler).await?.is_some() {
-                self.cluster.delete("horizontalpodautoscalers", &autoscaler).await?;
-            }
-        }
+        self.unscale(&row.name).await?;
         if let Some(live) = self.cluster.get("deployments", &row.name).await? {
             let mut live = self.authorise("deployments", live, &marks).await?;
             if number(&live, "/spec/replicas") > 0 {
@@ -229,22 +224,6 @@ impl<'r> Original<'r> {
     async fn make(&self, app: &str, spec: &Json, image: &str, marks: &Json) -> anyhow::Result<()> {
         ensure!(self.cluster.create("deployments", &deployment(app, spec, image, marks)).await? == 201, "Deployment");
         ensure!(self.cluster.create("services", &service(app, spec, marks)).await? == 201, "Service");
-        Ok(())
-    }
-
-    /// C.13: create, and after a 409 the whole object as a patch with the version that was read, in every pass.
-    async fn autoscale(&self, name: &str, spec: &Json, marks: &Json) -> anyhow::Result<()> {
-        const KIND: &str = "horizontalpodautoscalers";
-        let mut body = bodies::autoscaler(name, spec, marks);
-        if self.cluster.create(KIND, &body).await? == 409 {
-            let live = self.cluster.get(KIND, name).await?.context("the autoscaler vanished")?;
-            let live = self.authorise(KIND, live, marks).await?;
-            body["metadata"]["resourceVersion"] = live["metadata"]["resourceVersion"].clone();
-            self.cluster.patch(KIND, name, &body).await?;
-        }
-        let live = self.cluster.get(KIND, name).await?.context("no autoscaler after it was applied")?;
-        let target = json!({"apiVersion": "apps/v1", "kind": "Deployment", "name": name});
-        ensure!(live["spec"]["scaleTargetRef"] == target, "pending hpa/{name}: {}", live["spec"]["scaleTargetRef"]);
         Ok(())
     }
 

@@ -12,6 +12,7 @@ use gco_bed::wait;
 use gco_runtime::random::{Randomness, SystemRandomness};
 use gco_store::status::{RegionEntry, State};
 use gco_tests::dice::roll;
+use gco_tests::original::Original;
 use gco_tests::region::counts::Counts;
 use gco_tests::region::keda::{Keda, PREFIX};
 use gco_tests::region::rows::spec;
@@ -239,6 +240,94 @@ async fn tours(busy: bool) -> TestResult {
         handed / 6
     );
     Ok(())
+}
+
+/// A hand-over of an endpoint that the original made.
+struct FromOriginal {
+    name: String,
+    from: Ask,
+    to: Ask,
+    /// The row is edited before our monitor has seen anything of the endpoint; otherwise once it has taken it over.
+    early: bool,
+}
+
+impl FromOriginal {
+    /// One of each kind in every direction, in turn.
+    fn rolled(pairs: usize, dice: &dyn Randomness) -> Vec<Self> {
+        let directions: Vec<(Owner, Owner)> = TOUR.windows(2).map(|pair| (pair[0], pair[1])).collect();
+        let each = directions.iter().enumerate().flat_map(|(number, (from, to))| {
+            (0..2 * pairs).map(move |copy| (format!("chat{number}-{copy}"), *from, *to, copy % 2 == 0))
+        });
+        each.map(|(name, from, to, early)| Self {
+            name,
+            from: Ask::rolled(from, dice),
+            to: Ask::rolled(to, dice),
+            early,
+        })
+        .collect()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_count_stays_within_the_range_when_the_original_made_the_objects() -> TestResult {
+    // Of each direction 2 in a round, and in full size 20 in all.
+    let rounds = Size::asked().choose(1, 10);
+    let mut events = 0;
+    for _ in 0..rounds {
+        events += handed_over_from_the_original(FromOriginal::rolled(1, &SystemRandomness)).await?;
+    }
+    println!(
+        "{} hand-overs from the original's objects, {} of each direction, {events} events: all within the range",
+        rounds * 12,
+        rounds * 2
+    );
+    Ok(())
+}
+
+/// The original makes all of it and ends; ours takes it over and hands it over. Gives the events that were looked at.
+async fn handed_over_from_the_original(cases: Vec<FromOriginal>) -> anyhow::Result<usize> {
+    let region = Region::start().await?;
+    let _keda = region.start_keda().await?;
+    for FromOriginal { name, from, .. } in &cases {
+        let mut asked = spec(u32::try_from(from.replicas)?, "0");
+        from.apply(&mut asked);
+        region.deploy(name, asked).await?;
+    }
+    let names: Vec<String> = cases.iter().map(|case| case.name.clone()).collect();
+    let original = Original::start(&region).await?;
+    original.pass(&names).await?;
+    for FromOriginal { name, from, .. } in &cases {
+        handed(&region, name, *from).await.context("by the original")?;
+    }
+    original.pass(&names).await?;
+    original.stop();
+    let mut watched = Vec::new();
+    for FromOriginal { name, to, early, .. } in &cases {
+        let counts = region.counts(name).await?;
+        let before = counts.all()?.last().copied().context("no count")?;
+        if *early {
+            region.edit(name, |spec| to.apply(spec)).await?;
+        }
+        watched.push((counts, before));
+    }
+    let monitor = Monitor::leading(&region).await?;
+    for (FromOriginal { name, from, to, early }, (_, before)) in cases.iter().zip(&watched) {
+        if !early {
+            owned(&region, name, *from, (*before, *before)).await.with_context(|| monitor.described())?;
+            region.edit(name, |spec| to.apply(spec)).await?;
+        }
+    }
+    let mut events = 0;
+    for (FromOriginal { name, from, to, early }, (counts, before)) in cases.iter().zip(&watched) {
+        let target = to.target(*before);
+        owned(&region, name, *to, (target, target)).await.with_context(|| monitor.described())?;
+        let (low, high) = (*before.min(&target), *before.max(&target));
+        let all = counts.all()?;
+        let outside = all.iter().any(|count| !(low..=high).contains(count));
+        ensure!(!outside, "{from:?} to {to:?} (early: {early}), from {before}: {all:?} leave {low} to {high}");
+        events += all.len();
+    }
+    Ok(events)
 }
 
 /// Waits until nothing is left of an autoscaler and no pod is there.

@@ -10,6 +10,7 @@ use gco_runtime::clock::{Clock as _, SystemClock};
 use gco_store::row::Refresh;
 use gco_store::status::State;
 use gco_tests::original::Original;
+use gco_tests::region::keda::PREFIX;
 use gco_tests::region::objects::{annotation, is_ready, model_container, number, text};
 use gco_tests::region::rows::IMAGE;
 use gco_tests::region::{BOUND, Monitor, MonitorSettings, Region, Snapshot};
@@ -55,13 +56,36 @@ fn kinds() -> Vec<(&'static str, Value)> {
                 "canary": {"image": "vllm/vllm-openai:v0.29.0", "weight": 20, "replicas": 1},
             }),
         ),
+        ("hpa", scaled(&[("cpu", 70), ("memory", 80)])),
+        ("keda", scaled(&[("gpu", 60), ("cpu", 70)])),
+        (STOPPED, json!({"image": image, "replicas": 2})),
     ]
 }
 
-/// A region in which the original serves so many endpoints, of every kind in turn.
-async fn served_by_the_original(region: &Region, count: usize) -> anyhow::Result<(Original<'_>, Vec<String>)> {
+/// The kind whose endpoints are stopped once they have served.
+const STOPPED: &str = "stopped";
+
+/// An endpoint that an autoscaler scales, KEDA's when one of the metrics is of GPUs.
+fn scaled(metrics: &[(&str, i64)]) -> Value {
+    let metrics: Vec<Value> = metrics.iter().map(|(kind, target)| json!({"type": kind, "target": target})).collect();
+    json!({
+        "image": IMAGE, "replicas": 2, "gpu_count": 1,
+        "autoscaling": {"enabled": true, "min_replicas": 2, "max_replicas": 4, "metrics": metrics},
+    })
+}
+
+/// The endpoints that are stopped.
+fn stopped_ones(names: &[String]) -> Vec<&String> {
+    names.iter().filter(|name| name.starts_with(STOPPED)).collect()
+}
+
+/// A region in which the original serves so many endpoints, of these kinds in turn.
+async fn served_by_the_original<'r>(
+    region: &'r Region,
+    kinds: Vec<(&str, Value)>,
+    count: usize,
+) -> anyhow::Result<(Original<'r>, Vec<String>)> {
     region.make_model_storage().await?;
-    let kinds = kinds();
     let mut names = Vec::new();
     for (number, (kind, spec)) in (0..count).zip(kinds.iter().cycle()) {
         let name = format!("{kind}-{number}");
@@ -79,14 +103,42 @@ async fn served_by_the_original(region: &Region, count: usize) -> anyhow::Result
         let row = region.row(name).await?.context("no row")?;
         ensure!(row.desired_state.as_str() == "running", "{name} is {:?}", row.desired_state);
     }
+    for name in stopped_ones(&names) {
+        region.stop(name).await?;
+    }
+    original.pass(&names).await?;
+    // Stopped ones have no pods once this holds, and each autoscaled one its autoscaler.
+    all_ready(region, &names).await?;
+    autoscalers_are_there(region, &names).await?;
     Ok((original, names))
+}
+
+/// Waits until each autoscaled endpoint has its autoscaler, and no other has one.
+async fn autoscalers_are_there(region: &Region, names: &[String]) -> TestResult {
+    let wanted: BTreeSet<String> = names
+        .iter()
+        .filter_map(|name| match name.split('-').next() {
+            Some("hpa") => Some(name.clone()),
+            Some("keda") => Some(format!("{PREFIX}{name}")),
+            _ => None,
+        })
+        .collect();
+    region
+        .wait_for("the autoscalers", BOUND, |snapshot| {
+            let there: BTreeSet<String> = snapshot.autoscalers.keys().cloned().collect();
+            if there == wanted { Ok(()) } else { Err(format!("{there:?}, not {wanted:?}")) }
+        })
+        .await?;
+    Ok(())
 }
 
 async fn all_ready(region: &Region, names: &[String]) -> TestResult {
     region
         .wait_for("every pod to be ready", BOUND, |snapshot| {
             let is_ready = |deployment: &Value| {
-                number(deployment, "/status/readyReplicas") == number(deployment, "/spec/replicas")
+                let wanted = number(deployment, "/spec/replicas");
+                let counters = ["replicas", "readyReplicas"];
+                counters.iter().all(|counter| number(deployment, &format!("/status/{counter}")) == wanted)
                     && number(deployment, "/status/observedGeneration") == number(deployment, "/metadata/generation")
             };
             let missing = names.iter().filter(|name| !snapshot.deployments.contains_key(*name));
@@ -122,8 +174,9 @@ fn restarted_nothing(before: &Snapshot, after: &Snapshot) -> TestResult {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_originals_endpoints_are_taken_over_given_back_and_taken_over_again_without_a_restart() -> TestResult {
     let region = Region::start().await?;
+    let _keda = region.start_keda().await?;
     let count = Size::asked().choose(kinds().len(), 50);
-    let (original, names) = served_by_the_original(&region, count).await?;
+    let (original, names) = served_by_the_original(&region, kinds(), count).await?;
     let before = region.snapshot().await?;
     original.stop();
 
@@ -132,7 +185,7 @@ async fn the_originals_endpoints_are_taken_over_given_back_and_taken_over_again_
     region.all_agree(&names, BOUND * 2).await.with_context(|| monitor.described())?;
     monitor.full_pass().await?;
     restarted_nothing(&before, &region.snapshot().await?)?;
-    for name in &names {
+    for name in names.iter().filter(|name| !name.starts_with(STOPPED)) {
         let row = region.row(name).await?.context("no row")?;
         let entry = row.region_status.get(region.name()).context("no entry")?;
         let kept = entry.conditions.iter().find(|condition| condition.kind == "TemplateCurrent").context("not kept")?;
@@ -178,6 +231,11 @@ async fn the_originals_endpoints_are_taken_over_given_back_and_taken_over_again_
     monitor.full_pass().await?;
     restarted_nothing(&before, &region.snapshot().await?)?;
     println!("{count} endpoints, three changes of the control plane: 0 new ReplicaSets, 0 pods deleted");
+    // Stopped ones come up again.
+    for name in stopped_ones(&names) {
+        region.start_endpoint(name).await?;
+    }
+    region.all_agree(&names, BOUND * 2).await.with_context(|| monitor.described())?;
     println!("{} versions of objects and rows hold the original's predicates", region.checker().versions());
     Ok(())
 }
@@ -292,16 +350,37 @@ async fn most_away(
     }
 }
 
-/// Limits of the monitors of these tests.
-const AT_ONCE: usize = 3;
-const FAILURES: usize = 2;
+/// Limits on restarts that nobody asked for.
+#[derive(Clone, Copy)]
+struct Limits {
+    at_once: usize,
+    failures: usize,
+}
+
+/// Those of the monitors of these tests: the ones that are shipped in full size, smaller ones for few endpoints.
+fn limits() -> Limits {
+    Size::asked().choose(Limits { at_once: 3, failures: 2 }, Limits { at_once: 5, failures: 3 })
+}
 
 fn limited(name: &str) -> MonitorSettings {
-    MonitorSettings::named(name).with("UNASKED_RESTARTS_AT_ONCE", AT_ONCE).with("UNASKED_RESTARTS_FAILURES", FAILURES)
+    let settings = MonitorSettings::named(name);
+    let Limits { at_once, failures } = limits();
+    match Size::asked() {
+        Size::Small => settings.with("UNASKED_RESTARTS_AT_ONCE", at_once).with("UNASKED_RESTARTS_FAILURES", failures),
+        // Nothing is set: what is shipped.
+        Size::Full => settings,
+    }
+}
+
+/// How many failures the monitor counts.
+async fn failures_of(monitor: &Monitor) -> anyhow::Result<usize> {
+    let counted = monitor.metric("gco_monitor_unasked_restarts", &[("state", "failed")]).await?.unwrap_or_default();
+    Ok(format!("{counted:.0}").parse()?)
 }
 
 /// Waits until restarts have stopped, and judges what became of the endpoints.
 async fn stopped_after_a_few(region: &Region, monitor: &Monitor, names: &[String]) -> TestResult {
+    let Limits { at_once, failures } = limits();
     let stopped = async || Ok(monitor.metric("gco_monitor_unasked_restarts_stopped", &[]).await? == Some(1.0));
     let most = most_away(region, names, stopped).await.with_context(|| monitor.described())?;
     // Every other endpoint says that it waits, and nothing more happens.
@@ -313,7 +392,7 @@ async fn stopped_after_a_few(region: &Region, monitor: &Monitor, names: &[String
             let stopped = entry.conditions.iter().any(|condition| condition.reason == "RestartsStopped");
             held += usize::from(stopped && entry.state == State::Running);
         }
-        if held + AT_ONCE >= names.len() { Ok(held) } else { Err(format!("{held} of {}", names.len())) }
+        if held + at_once >= names.len() { Ok(held) } else { Err(format!("{held} of {}", names.len())) }
     })
     .await
     .with_context(|| monitor.described())?;
@@ -321,17 +400,22 @@ async fn stopped_after_a_few(region: &Region, monitor: &Monitor, names: &[String
     monitor.full_pass().await?;
     let snapshot = region.snapshot().await?;
     let gone = away(&snapshot, names);
-    println!("{} endpoints: {most} away at once, {} at the end, {held} wait and serve", names.len(), gone.len());
-    ensure!(most <= AT_ONCE && gone.len() <= AT_ONCE, "{most} at once; {gone:?}");
-    ensure!(gone.len() >= FAILURES, "the limit of failures was never reached: {gone:?}");
-    let failed = monitor.metric("gco_monitor_unasked_restarts", &[("state", "failed")]).await?.unwrap_or_default();
-    ensure!(failed >= 2.0, "{failed}");
+    println!(
+        "{} endpoints, {at_once} at once, stop after {failures} failures: {most} away at once, {} at the end, {held} wait and serve",
+        names.len(),
+        gone.len()
+    );
+    ensure!(most <= at_once && gone.len() <= at_once, "{most} at once; {gone:?}");
+    ensure!(gone.len() >= failures, "the limit of failures was never reached: {gone:?}");
+    let failed = failures_of(monitor).await?;
+    ensure!(failed >= failures, "{failed}");
     ensure!(monitor.complaints(|line| line["action"] == "stop_restarts")?.len() == 1, "said once");
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refresh_of_all_whose_pods_do_not_come_up_stops_after_a_few_and_all_others_serve() -> TestResult {
+    let Limits { at_once, failures } = limits();
     let region = Region::start().await?;
     let names = endpoints_that_would_not_come_back(&region, Size::asked().choose(8, 50)).await?;
     let monitor = Monitor::leading_with(&region, limited("m1")).await?;
@@ -349,7 +433,7 @@ async fn a_refresh_of_all_whose_pods_do_not_come_up_stops_after_a_few_and_all_ot
     let stopped = async || Ok(monitor.metric("gco_monitor_unasked_restarts_stopped", &[]).await? == Some(1.0));
     most_away(&region, &names, stopped).await.with_context(|| monitor.described())?;
     let gone = away(&region.snapshot().await?, &names);
-    ensure!(gone.len() <= AT_ONCE, "{gone:?}");
+    ensure!(gone.len() <= at_once, "{gone:?}");
     let others: Vec<String> = names.iter().filter(|name| !gone.contains(name)).cloned().collect();
     let pods = |snapshot: &Snapshot| -> BTreeSet<String> {
         let of_others = |pod: &&Value| others.iter().any(|name| pod["metadata"]["labels"]["app"] == name.as_str());
@@ -361,10 +445,9 @@ async fn a_refresh_of_all_whose_pods_do_not_come_up_stops_after_a_few_and_all_ot
         region.set(name, "image", IMAGE).await?;
     }
     region.all_agree(&gone, BOUND).await.with_context(|| monitor.described())?;
-    let failed =
-        async || Ok(monitor.metric("gco_monitor_unasked_restarts", &[("state", "failed")]).await? >= Some(2.0));
+    let failed = async || Ok(failures_of(&monitor).await? >= failures);
     let most = most_away(&region, &names, failed).await.with_context(|| monitor.described())?;
-    ensure!(most <= AT_ONCE, "{most}");
+    ensure!(most <= at_once, "{most}");
     // Or somebody says that they were looked at: the next ones go.
     let at = gco_store::time::format(SystemClock.wall());
     region.table().store().clear_restarts(region.name(), &at).await?;
@@ -376,7 +459,7 @@ async fn a_refresh_of_all_whose_pods_do_not_come_up_stops_after_a_few_and_all_ot
         .await
         .with_context(|| monitor.described())?;
     let most = away(&region.snapshot().await?, &names).len();
-    ensure!(most <= 2 * AT_ONCE, "{most}");
+    ensure!(most <= 2 * at_once, "{most}");
     Ok(())
 }
 
@@ -412,7 +495,9 @@ async fn an_input_hash_that_changes_for_all_rows_restarts_a_few_at_most() -> Tes
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refresh_brings_every_endpoint_to_the_current_rendering_a_few_at_once() -> TestResult {
     let region = Region::start().await?;
-    let (original, names) = served_by_the_original(&region, Size::asked().choose(5, 20)).await?;
+    let _keda = region.start_keda().await?;
+    let serving = kinds().into_iter().filter(|(kind, _)| *kind != STOPPED).collect();
+    let (original, names) = served_by_the_original(&region, serving, Size::asked().choose(5, 20)).await?;
     original.stop();
     let monitor = Monitor::leading_with(&region, limited("m1")).await?;
     region.all_agree(&names, BOUND * 2).await.with_context(|| monitor.described())?;
@@ -455,7 +540,7 @@ fn commands(section: &str) -> anyhow::Result<Vec<String>> {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_runbook_of_the_switch_is_executed_as_it_is_written() -> TestResult {
     let region = Region::start().await?;
-    let (original, names) = served_by_the_original(&region, 2).await?;
+    let (original, names) = served_by_the_original(&region, kinds(), 2).await?;
     let before = region.snapshot().await?;
     let (mut original, mut ours) = (Some(original), None);
     let there = commands("To ours")?;

@@ -95,7 +95,9 @@ fn cleaned(object: &Value, tokens: &BTreeMap<String, &'static str>) -> Value {
     object
 }
 
-fn cleaned_row(row: &Value) -> Value {
+/// A row without what differs between two runs that ended the same way.
+#[must_use]
+pub fn cleaned_row(row: &Value) -> Value {
     let mut row = row.clone();
     for passing in
         ["lifecycle_id", "region_generations", "deletion_generation", "created_at", "updated_at", "deleted_at"]

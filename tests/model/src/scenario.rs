@@ -32,6 +32,9 @@ pub trait Stage: Sync {
     async fn make(&self, object: &Json) -> anyhow::Result<()>;
     /// Puts a row as it is.
     async fn put_row(&self, row: Item) -> anyhow::Result<()>;
+    /// Waits until the monitor has begun to remove the endpoint, and not until it has finished; in virtual time, so many
+    /// seconds.
+    async fn begun_to_remove(&self, virtual_seconds: u64) -> anyhow::Result<()>;
     /// Waits until nothing is left to do.
     async fn rest(&self) -> anyhow::Result<()>;
 }
@@ -275,12 +278,12 @@ impl Scenario {
             Self::RegionRemovedAndAdded => {
                 store.set_target_regions(ENDPOINT, &both[1..]).await?;
                 // Long enough for the monitor to have begun, too short for the proof of absence.
-                tokio::time::sleep(std::time::Duration::from_secs(18)).await;
+                stage.begun_to_remove(18).await?;
                 store.set_target_regions(ENDPOINT, &both).await?;
             }
             Self::RemovedThenDeleted => {
                 store.set_target_regions(ENDPOINT, &both[1..]).await?;
-                tokio::time::sleep(std::time::Duration::from_secs(20)).await;
+                stage.begun_to_remove(20).await?;
                 store.delete(ENDPOINT, None).await?;
                 acknowledge(stage, &stage.elsewhere()).await?;
             }

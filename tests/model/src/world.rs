@@ -310,6 +310,11 @@ impl crate::scenario::Stage for World {
         Ok(())
     }
 
+    async fn begun_to_remove(&self, virtual_seconds: u64) -> anyhow::Result<()> {
+        tokio::time::sleep(Duration::from_secs(virtual_seconds)).await;
+        Ok(())
+    }
+
     async fn rest(&self) -> anyhow::Result<()> {
         self.quiet().await
     }

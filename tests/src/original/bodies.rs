@@ -2,6 +2,8 @@
 
 use serde_json::{Map, Value as Json, json};
 
+use crate::region::Region;
+
 /// The image for a region.
 pub(super) fn image(spec: &Json, region: &str) -> String {
     let regional = spec["region_image_uris"][region].as_str();
@@ -169,6 +171,39 @@ pub(super) fn autoscaler(name: &str, spec: &Json, marks: &Json) -> Json {
             "minReplicas": autoscaling["min_replicas"].as_i64().unwrap_or(1),
             "maxReplicas": autoscaling["max_replicas"].as_i64().unwrap_or(10),
             "metrics": metrics,
+        },
+    })
+}
+
+/// C.13, KEDA's.
+pub(super) fn scaled_object(name: &str, spec: &Json, marks: &Json, region: &Region) -> Json {
+    let autoscaling = &spec["autoscaling"];
+    let of_cloudwatch = |metric: &str, target: i64| {
+        json!({"type": "aws-cloudwatch", "metadata": {
+            "namespace": "ContainerInsights", "metricName": metric, "dimensionName": "ClusterName;Namespace;PodName",
+            "dimensionValue": format!("suite-{};{};{name}", region.name(), region.namespace()),
+            "targetMetricValue": target.to_string(), "minMetricValue": "0", "metricStat": "Average",
+            "awsRegion": region.name(), "identityOwner": "operator",
+        }})
+    };
+    let trigger = |one: &Json| {
+        let target = one["target"].as_i64().unwrap_or(70);
+        match one["type"].as_str() {
+            Some("gpu") => of_cloudwatch("pod_gpu_utilization", target),
+            Some("gpu_memory") => of_cloudwatch("pod_gpu_memory_utilization", target),
+            other => json!({"type": other.unwrap_or("cpu"), "metricType": "Utilization",
+                "metadata": {"value": target.to_string()}}),
+        }
+    };
+    let triggers: Vec<Json> = autoscaling["metrics"].as_array().into_iter().flatten().map(trigger).collect();
+    json!({
+        "apiVersion": "keda.sh/v1alpha1", "kind": "ScaledObject",
+        "metadata": {"name": name, "labels": labels(name), "annotations": marks},
+        "spec": {
+            "scaleTargetRef": {"name": name},
+            "minReplicaCount": autoscaling["min_replicas"].as_i64().unwrap_or(1),
+            "maxReplicaCount": autoscaling["max_replicas"].as_i64().unwrap_or(10),
+            "triggers": triggers,
         },
     })
 }

@@ -27,6 +27,7 @@ impl Cluster {
             "deployments" => "/apis/apps/v1",
             "horizontalpodautoscalers" => "/apis/autoscaling/v2",
             "leases" => "/apis/coordination.k8s.io/v1",
+            "scaledobjects" => "/apis/keda.sh/v1alpha1",
             _ => "/api/v1",
         };
         let name = if name.is_empty() { String::new() } else { format!("/{name}") };
@@ -65,7 +66,9 @@ impl Cluster {
     /// A whole-object or metadata patch, as the Python client sends object bodies; the version in it is a precondition. A
     /// lost race is tried again with what is there then, as its next pass would.
     pub(super) async fn patch(&self, plural: &str, name: &str, body: &Json) -> anyhow::Result<()> {
-        const KIND: &str = "application/strategic-merge-patch+json";
+        // Of custom resources servers know no strategy.
+        let content = if plural == "scaledobjects" { "merge-patch" } else { "strategic-merge-patch" };
+        let content = format!("application/{content}+json");
         let mut body = body.clone();
         if let Some(object) = body.as_object_mut() {
             object.remove("status");
@@ -74,7 +77,7 @@ impl Cluster {
             metadata.remove("managedFields");
         }
         for _ in 0..10 {
-            match self.send("PATCH", &self.path(plural, name), KIND, &body).await? {
+            match self.send("PATCH", &self.path(plural, name), &content, &body).await? {
                 Ok(_) => return Ok(()),
                 Err(409) => {
                     let live = self.get(plural, name).await?.context("vanished under a patch")?;

@@ -59,6 +59,8 @@ pub enum Phase {
     Before,
     /// The server has done it; the answer is on its way.
     After,
+    /// The request gets lost: the server never sees it.
+    Never,
 }
 
 /// A request that a trap counted.
@@ -174,6 +176,7 @@ impl Trap {
                 match phase {
                     Phase::Before => Decision::HoldThenForward(self.gate.clone()),
                     Phase::After => Decision::ForwardThenHold(self.gate.clone()),
+                    Phase::Never => Decision::DropBefore,
                 }
             }
             _ => Decision::Forward,
