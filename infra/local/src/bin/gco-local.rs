@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
-use gco_local::instance::{self, DataFolder, InstanceState, UpSettings};
+use gco_local::engine::Connector;
+use gco_local::instance::{self, DataFolder, InstanceState, SplitSettings, UpSettings};
 use gco_runtime::environment::Environment;
 
 /// Regions on this machine: real control planes, nodes, the real monitor, and a simulated engine
@@ -61,6 +62,21 @@ struct UpArguments {
     /// Deploy a sample endpoint and show an answer from each region
     #[arg(long)]
     sample: bool,
+    /// Start a prefill engine with these arguments behind a prefill-decode proxy (repeat)
+    #[arg(long, value_name = "ARGUMENTS", allow_hyphen_values = true, requires = "decode")]
+    prefill: Vec<String>,
+    /// Start a decode engine with these arguments behind a prefill-decode proxy (repeat)
+    #[arg(long, value_name = "ARGUMENTS", allow_hyphen_values = true)]
+    decode: Vec<String>,
+    /// How the KV cache moves between these engines
+    #[arg(long, value_name = "CONNECTOR", value_parser = ["mooncake", "nixl"], default_value = "mooncake", requires = "decode")]
+    connector: String,
+    /// Where the proxy listens [default: any free port]
+    #[arg(long, value_name = "PORT", default_value_t = 0, hide_default_value = true, requires = "decode")]
+    proxy_port: u16,
+    /// No regions: only the proxy and its engines
+    #[arg(long, requires = "decode", conflicts_with_all = ["regions", "sample"])]
+    only_proxy: bool,
     /// Stop everything once the sample has answered
     #[arg(long, requires = "sample")]
     then_stop: bool,
@@ -93,7 +109,13 @@ async fn run(arguments: Arguments) -> anyhow::Result<()> {
         Verb::Up(up) => {
             let stop = gco_runtime::shutdown::install()?;
             let settings = UpSettings {
-                regions: up.regions,
+                regions: if up.only_proxy { Vec::new() } else { up.regions },
+                split: (!up.decode.is_empty()).then_some(SplitSettings {
+                    prefill: up.prefill,
+                    decode: up.decode,
+                    connector: if up.connector == "nixl" { Connector::Nixl } else { Connector::Mooncake },
+                    proxy_port: up.proxy_port,
+                }),
                 data_dir: up.place.folder(&environment)?,
                 dynamodb_endpoint: up.dynamodb_endpoint,
                 sample: up.sample,
@@ -126,6 +148,9 @@ async fn run(arguments: Arguments) -> anyhow::Result<()> {
 fn print_state(state: &InstanceState) {
     println!("process   {}", state.pid);
     println!("table     {}", state.table_endpoint_url.as_deref().unwrap_or(&state.table));
+    if let Some(proxy) = &state.proxy {
+        println!("proxy     {proxy}");
+    }
     for region in &state.regions {
         println!("\nregion    {}", region.name);
         println!("gateway   {}/inference/<endpoint>/v1/…", region.gateway);

@@ -40,6 +40,9 @@ pub struct InstanceState {
     pub table_endpoint_url: Option<String>,
     /// One for each region.
     pub regions: Vec<RegionState>,
+    /// The prefill-decode proxy that was asked for, `http://127.0.0.1:PORT`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proxy: Option<String>,
 }
 
 /// Where things of a region are.
@@ -184,6 +187,12 @@ impl DataFolder {
     #[must_use]
     pub fn log_file(&self) -> PathBuf {
         self.path.join("gco-local.log")
+    }
+
+    /// What belongs to the prefill-decode proxy and its engines.
+    #[must_use]
+    pub fn split(&self) -> PathBuf {
+        self.path.join("split")
     }
 
     /// What belongs to one region.

@@ -6,6 +6,7 @@ mod monitor;
 mod progress;
 mod region;
 mod sample;
+mod split;
 mod table;
 
 use std::path::{Path, PathBuf};
@@ -23,9 +24,11 @@ pub use folder::{DataFolder, HeldFolder, InstanceState, RegionFolder, RegionStat
 pub use manifests::INFERENCE_NAMESPACE;
 pub use progress::Progress;
 pub use sample::{SAMPLE_IMAGE, SAMPLE_NAME};
+pub use split::SplitSettings;
 
 use crate::kubelet::MAXIMUM_REGIONS;
 use region::Region;
+use split::Split;
 use table::SharedTable;
 
 /// How long something that is being given up may still be held.
@@ -37,8 +40,10 @@ const DOWN_BOUND: Duration = Duration::from_secs(60);
 /// What `up` is asked to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UpSettings {
-    /// The regions, in order.
+    /// The regions, in order; none is allowed when there is a proxy.
     pub regions: Vec<String>,
+    /// A prefill-decode proxy with engines of its own, beside the regions.
+    pub split: Option<SplitSettings>,
     /// The data folder.
     pub data_dir: PathBuf,
     /// A server that speaks the DynamoDB protocol, instead of a file.
@@ -56,6 +61,8 @@ pub struct Programs {
     pub engine: PathBuf,
     /// `gco-monitor`, built with the feature `embedded-table`.
     pub monitor: PathBuf,
+    /// `gco-proxy`, if it is there.
+    pub proxy: Option<PathBuf>,
     /// `gco`, if it is there: only for what is said.
     pub command_line: Option<PathBuf>,
     /// Whether `kubectl` is on the search path: only for what is said.
@@ -63,11 +70,11 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// The programs beside this one, unless `GCO_LOCAL_ENGINE` and `GCO_LOCAL_MONITOR` name others.
+    /// The programs beside this one, unless `GCO_LOCAL_ENGINE`, `GCO_LOCAL_MONITOR` and `GCO_LOCAL_PROXY` name others.
     ///
     /// # Errors
     ///
-    /// When one of them is not there.
+    /// When one of the first two is not there.
     pub fn find(environment: &Environment) -> anyhow::Result<Self> {
         let this = std::env::current_exe().context("asking where this program is")?;
         let find = |variable: &str, name: &str, build: &str| {
@@ -78,7 +85,10 @@ impl Programs {
         let command_line = this.with_file_name("gco");
         let folders = environment.non_empty("PATH").map(std::env::split_paths);
         let has_kubectl = folders.into_iter().flatten().any(|folder| folder.join("kubectl").is_file());
+        let proxy = environment.non_empty("GCO_LOCAL_PROXY").map(PathBuf::from);
+        let proxy = proxy.unwrap_or_else(|| this.with_file_name("gco-proxy"));
         Ok(Self {
+            proxy: proxy.is_file().then_some(proxy),
             engine: find("GCO_LOCAL_ENGINE", "gco-engine", "cargo build -p gco-local")?,
             monitor: find("GCO_LOCAL_MONITOR", "gco-monitor", "cargo build -p gco-monitor --features embedded-table")?,
             command_line: command_line.is_file().then_some(command_line),
@@ -94,7 +104,9 @@ impl Programs {
 ///
 /// When the folder is in use, something cannot be started, or a control plane ends.
 pub async fn up(settings: &UpSettings, environment: &Environment, stop: CancellationToken) -> anyhow::Result<()> {
-    check_regions(&settings.regions)?;
+    if settings.split.is_none() || !settings.regions.is_empty() {
+        check_regions(&settings.regions)?;
+    }
     let progress = Progress::start();
     let held = DataFolder::open_or_create(&settings.data_dir)?.hold().await?;
     let programs = Programs::find(environment)?;
@@ -105,11 +117,19 @@ pub async fn up(settings: &UpSettings, environment: &Environment, stop: Cancella
         progress.say("stopped before everything was up");
         return Ok(());
     };
-    let (regions, table) = started?;
-    let outcome = stop.run_until_cancelled(serve(settings, &held, &programs, &regions, &table, progress)).await;
+    let Running { regions, split, table } = started?;
+    let serving = serve(settings, &held, &programs, &regions, split.as_ref(), &table, progress);
+    let outcome = stop.run_until_cancelled(serving).await;
     progress.say("stopping …");
     let stopped = Progress::start();
-    let all = join_all(regions.into_iter().map(Region::stop));
+    let all = async {
+        let split = async {
+            if let Some(split) = split {
+                split.stop().await;
+            }
+        };
+        tokio::join!(join_all(regions.into_iter().map(Region::stop)), split)
+    };
     if tokio::time::timeout(region::STOP_BOUND, all).await.is_err() {
         progress.say("not everything stopped in time: what is left is killed");
     }
@@ -158,10 +178,20 @@ async fn start(
     programs: &Programs,
     environment: &Environment,
     progress: Progress,
-) -> anyhow::Result<(Vec<Region>, SharedTable)> {
+) -> anyhow::Result<Running> {
     let folder = held.folder();
     progress.say(format_args!("data folder: {}", folder.path().display()));
-    Binaries::ready().await.context("getting the programs of the control plane")?;
+    let split = async {
+        let Some(split) = &settings.split else { return Ok(None) };
+        let proxy = programs.proxy.as_deref();
+        let proxy = proxy
+            .context("there is no gco-proxy (build it with 'cargo build -p gco-proxy', or set GCO_LOCAL_PROXY)")?;
+        Split::start(split, &programs.engine, proxy, &folder.split(), environment, progress).await.map(Some)
+    };
+    let split = split.await?;
+    if !settings.regions.is_empty() {
+        Binaries::ready().await.context("getting the programs of the control plane")?;
+    }
     let table = SharedTable::open(folder, settings.dynamodb_endpoint.as_deref()).await?;
     let described = table.endpoint_url.as_deref().unwrap_or(&table.choice);
     progress.say_time(format_args!("table ready: {described}"));
@@ -179,9 +209,17 @@ async fn start(
         table_region: table.region.clone(),
         table_endpoint_url: table.endpoint_url.clone(),
         regions: regions.iter().map(Region::state).collect(),
+        proxy: split.as_ref().map(|split| split.address.clone()),
     })?;
     progress.say_time("everything is up");
-    Ok((regions, table))
+    Ok(Running { regions, split, table })
+}
+
+/// What was started.
+struct Running {
+    regions: Vec<Region>,
+    split: Option<Split>,
+    table: SharedTable,
 }
 
 async fn serve(
@@ -189,10 +227,22 @@ async fn serve(
     held: &HeldFolder,
     programs: &Programs,
     regions: &[Region],
+    split: Option<&Split>,
     table: &SharedTable,
     progress: Progress,
 ) -> anyhow::Result<()> {
-    let failed = select_all(regions.iter().map(|region| Box::pin(region.failed())));
+    let failed = async {
+        if regions.is_empty() {
+            return std::future::pending().await;
+        }
+        select_all(regions.iter().map(|region| Box::pin(region.failed()))).await.0
+    };
+    let proxy_failed = async {
+        match split {
+            Some(split) => split.failed(progress).await,
+            None => std::future::pending().await,
+        }
+    };
     let work = async {
         if settings.sample {
             run_sample(regions, table, progress).await?;
@@ -200,11 +250,19 @@ async fn serve(
         if settings.then_stop {
             return Ok(());
         }
-        println!("{}", hints(held.folder(), programs, &held.folder().state()?, settings.sample));
+        if let Some(split) = split {
+            println!("{}\n", split.hints());
+        }
+        if regions.is_empty() {
+            println!("Ctrl-C or 'gco local down' stops everything.");
+        } else {
+            println!("{}", hints(held.folder(), programs, &held.folder().state()?, settings.sample));
+        }
         std::future::pending().await
     };
     tokio::select! {
-        (said, _, _) = failed => bail!(said),
+        said = failed => bail!(said),
+        said = proxy_failed => bail!(said),
         outcome = work => outcome,
     }
 }
