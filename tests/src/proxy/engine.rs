@@ -2,13 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::process::ExitStatus;
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use axum::body::Body;
+use gco_bed::wait;
 use gco_local::engine::{Accounts, Orders, RecordedRequest};
 use gco_local::loopback::{Answer, LoopbackClient};
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tokio::process::Command;
+use tokio::time::Instant;
 
 use super::{BOUND, Logged};
 use crate::region::monitor::program;
@@ -25,7 +29,7 @@ impl EngineSpec {
     /// An engine without a connector.
     #[must_use]
     pub fn plain(name: &str) -> Self {
-        let arguments = ["--model", "demo/model"].map(str::to_owned).to_vec();
+        let arguments = ["--model", "demo/model", "--max-num-seqs", "4096"].map(str::to_owned).to_vec();
         let environment = [
             ("GCO_REGION", "us-east-1"),
             ("POD_NAME", name),
@@ -153,6 +157,14 @@ impl Engine {
         self.process.kill().await
     }
 
+    /// Sends it a signal, while something else goes on with it.
+    ///
+    /// # Errors
+    /// When it has ended already.
+    pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        self.process.signal(signal)
+    }
+
     /// Waits until it ends by itself, as engines do that were given parameters which they cannot bear.
     ///
     /// # Errors
@@ -237,6 +249,36 @@ impl Engine {
     /// When it does not answer.
     pub async fn post(&self, path: &str, body: &Value) -> anyhow::Result<Answer> {
         Ok(self.client.post(self.port, path, body, BOUND).await?)
+    }
+
+    /// Waits until it has no request, and gives how long that took.
+    ///
+    /// # Errors
+    /// When it still has one after the bound.
+    pub async fn is_idle(&self, bound: Duration) -> anyhow::Result<Duration> {
+        let began = Instant::now();
+        wait::until(&format!("{} to be idle", self.spec.name), bound, async || {
+            let scrape = self.get("/metrics").await.map_err(|problem| format!("{problem:#}"))?.text();
+            let (running, waiting) =
+                (sum(&scrape, "vllm:num_requests_running", ""), sum(&scrape, "vllm:num_requests_waiting", ""));
+            if running + waiting == 0.0 { Ok(()) } else { Err(format!("{running} running, {waiting} waiting")) }
+        })
+        .await?;
+        Ok(began.elapsed())
+    }
+
+    /// Waits until it has a request, running or waiting for KV.
+    ///
+    /// # Errors
+    /// When it has none after the bound.
+    pub async fn is_busy(&self) -> anyhow::Result<()> {
+        wait::until(&format!("{} to have a request", self.spec.name), BOUND, async || {
+            let scrape = self.get("/metrics").await.map_err(|problem| format!("{problem:#}"))?.text();
+            let busy = sum(&scrape, "vllm:num_requests_running", "") + sum(&scrape, "vllm:num_requests_waiting", "");
+            if busy > 0.0 { Ok(()) } else { Err("it is idle".to_owned()) }
+        })
+        .await?;
+        Ok(())
     }
 
     /// The sum of a family's series whose labels contain a text.

@@ -88,9 +88,9 @@ impl Logged {
     ///
     /// # Errors
     /// When it has ended.
-    pub fn signal(&mut self, signal: Signal) -> anyhow::Result<()> {
-        // A process that has not been waited for keeps its number.
-        ensure!(self.exited().is_none(), "{} has ended: {}", self.name, self.said());
+    pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        // A process that has not been waited for keeps its number; one that was is not asked for again.
+        ensure!(self.child.id().is_some(), "{} has ended: {}", self.name, self.said());
         kill(Pid::from_raw(self.pid), signal).with_context(|| format!("signalling {}", self.name))
     }
 
