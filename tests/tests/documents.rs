@@ -5,6 +5,10 @@ use std::path::{Path, PathBuf};
 
 use gco_monitor::admin::telemetry::Telemetry;
 use gco_monitor::report::{codes, guide};
+use gco_proxy::admin::metrics::{Metrics, Mode};
+use gco_proxy::backends::sources::fixed;
+use gco_proxy::backends::{Fleet, FleetSettings, Role};
+use gco_proxy::exchange::{Outcome, Reason};
 use gco_runtime::environment::Environment;
 
 fn root() -> PathBuf {
@@ -25,11 +29,8 @@ fn is_up_to_date(page: &str, generated: &str) -> std::io::Result<()> {
 }
 
 /// Families, types, labels and help texts of the Prometheus text.
-fn metrics_page(text: &str) -> String {
-    let mut page = String::from(
-        "# Metrics of the monitor\n\nGenerated from the monitor's own `/metrics`; do not edit.\n\nThe first two families have the \
-         names and labels that existing dashboards read.\n\n| Family | Type | Labels | Meaning |\n|---|---|---|---|\n",
-    );
+fn metrics_page(introduction: &str, text: &str) -> String {
+    let mut page = format!("{introduction}\n\n| Family | Type | Labels | Meaning |\n|---|---|---|---|\n");
     let mut families: Vec<(String, String, String, String)> = Vec::new();
     for line in text.lines() {
         if let Some((name, help)) = line.strip_prefix("# HELP ").and_then(|rest| rest.split_once(' ')) {
@@ -97,27 +98,96 @@ fn the_configuration_page_is_up_to_date() {
 #[test]
 fn the_metrics_page_is_up_to_date_and_names_every_family() {
     let telemetry = Telemetry::new().unwrap();
-    let page = metrics_page(&telemetry.render().unwrap());
+    let introduction = "# Metrics of the monitor\n\nGenerated from the monitor's own `/metrics`; do not edit.\n\nThe first two \
+                        families have the names and labels that existing dashboards read.";
+    let page = metrics_page(introduction, &telemetry.render().unwrap());
     assert!(page.matches("\n| `gco_").count() > 20, "{page}");
     is_up_to_date("metrics.md", &page).unwrap();
 }
 
-/// Names of all functions in the project's Rust sources.
-fn functions() -> std::io::Result<BTreeSet<String>> {
-    let mut names = BTreeSet::new();
-    let mut folders: Vec<PathBuf> =
-        ["store", "infra", "monitor", "cli", "tests"].iter().map(|folder| root().join(folder)).collect();
+#[test]
+fn the_proxys_configuration_page_is_up_to_date() {
+    is_up_to_date("proxy-configuration.md", &gco_proxy::config::reference::page()).unwrap();
+}
+
+#[tokio::test]
+async fn the_proxys_metrics_page_is_up_to_date_and_names_every_family() {
+    let now = tokio::time::Instant::now();
+    let fleet = Fleet::new(FleetSettings::default(), now);
+    // Families of engines are there once there is one.
+    let described = fixed::backends(Role::Decode, &["http://decode:8000".to_owned()], None).unwrap();
+    fleet.apply(Role::Decode, &fixed::all_ready(&described), now);
+    let metrics = Metrics::new(&fleet, Mode { connector: "mooncake", fallback: "decode-only" }).unwrap();
+    let introduction = "# Metrics of the prefill-decode proxy\n\nGenerated from the proxy's own `/metrics`; do not edit. Outcomes and \
+                        reasons are explained on [the proxy's page](proxy.md#how-exchanges-end).";
+    let page = metrics_page(introduction, &metrics.render().unwrap());
+    assert!(page.matches("\n| `gco_proxy_").count() > 15, "{page}");
+    is_up_to_date("proxy-metrics.md", &page).unwrap();
+}
+
+#[test]
+fn the_proxys_page_explains_every_outcome_every_reason_and_every_type_of_error() {
+    let page = std::fs::read_to_string(root().join("docs/proxy.md")).unwrap();
+    let explained = |word: &str| page.matches(&format!("\n| `{word}` | ")).count();
+    for reason in Reason::ALL {
+        assert_eq!(explained(reason.word()), 1, "{}", reason.word());
+    }
+    let outcome = |outcome: Outcome| outcome.word();
+    let outcomes = [
+        Outcome::Transferred,
+        Outcome::Primed,
+        Outcome::DecodeOnly(Reason::Path),
+        Outcome::Refused(Reason::Path),
+        Outcome::Abandoned,
+    ];
+    for word in outcomes.map(outcome) {
+        assert_eq!(explained(word), 1, "{word}");
+    }
+    // The types that the sources give to errors: the text after the status.
+    let mut types: BTreeSet<String> = BTreeSet::new();
+    let is_a_test =
+        |path: &Path| path.ends_with("tests.rs") || path.components().any(|part| part.as_os_str() == "tests");
+    for source in
+        sources(&["proxy/src"]).unwrap().into_iter().filter(|path| !is_a_test(path.strip_prefix(root()).unwrap()))
+    {
+        let text = std::fs::read_to_string(&source).unwrap();
+        let text = text.split("#[cfg(test)]").next().unwrap_or_default();
+        let quoted = text.split('"').skip(1).step_by(2).filter(|quoted| {
+            ["_error", "_backend", "_timeout", "_unavailable", "overloaded"].iter().any(|end| quoted.ends_with(end))
+                && quoted.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_')
+        });
+        types.extend(quoted.map(str::to_owned));
+    }
+    assert!(types.contains("invalid_request_error"), "{types:?}");
+    for kind in types {
+        assert_eq!(explained(&kind), 1, "{kind}");
+    }
+}
+
+/// All Rust sources below these folders.
+fn sources(folders: &[&str]) -> std::io::Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    let mut folders: Vec<PathBuf> = folders.iter().map(|folder| root().join(folder)).collect();
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(&folder)? {
             let path = entry?.path();
             if path.is_dir() {
                 folders.push(path);
             } else if path.extension().is_some_and(|extension| extension == "rs") {
-                let source = std::fs::read_to_string(&path)?;
-                let declared = source.split("fn ").skip(1).filter_map(|rest| rest.split(['(', '<']).next());
-                names.extend(declared.map(str::to_owned));
+                files.push(path);
             }
         }
+    }
+    Ok(files)
+}
+
+/// Names of all functions in the project's Rust sources.
+fn functions() -> std::io::Result<BTreeSet<String>> {
+    let mut names = BTreeSet::new();
+    for path in sources(&["store", "infra", "monitor", "proxy", "cli", "tests"])? {
+        let source = std::fs::read_to_string(&path)?;
+        let declared = source.split("fn ").skip(1).filter_map(|rest| rest.split(['(', '<']).next());
+        names.extend(declared.map(str::to_owned));
     }
     Ok(names)
 }

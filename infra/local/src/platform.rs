@@ -26,6 +26,8 @@ pub const NAMESPACES: &str = include_str!("../../../deploy/monitor/namespaces.ya
 pub const ACCOUNTS: &str = include_str!("../../../deploy/monitor/service-accounts.yaml");
 /// The monitor's Role in the models' namespace, and its binding.
 pub const ROLE: &str = include_str!("../../../deploy/monitor/role.yaml");
+/// The right of prefill-decode proxies to see EndpointSlices, and its binding.
+pub const PROXY_ROLE: &str = include_str!("../../../deploy/monitor/proxy-role.yaml");
 /// The monitor's right to read the fence's bindings.
 pub const FENCE_READER: &str = include_str!("../../../deploy/monitor/fence-reader.yaml");
 /// What keeps API servers following the Lease.
@@ -46,13 +48,15 @@ pub const OUTSIDERS_POLICIES: &str = include_str!("../../../deploy/outsiders/pol
 pub const OUTSIDERS_BINDINGS: &str = include_str!("../../../deploy/outsiders/bindings.yaml");
 
 /// What a monitor outside of the cluster needs of it.
-pub const FOR_A_MONITOR_OUTSIDE: [&str; 6] = [NAMESPACES, ACCOUNTS, ROLE, FENCE_READER, FENCE_KEEPER, FLOW_SCHEMA];
+pub const FOR_A_MONITOR_OUTSIDE: [&str; 7] =
+    [NAMESPACES, ACCOUNTS, ROLE, PROXY_ROLE, FENCE_READER, FENCE_KEEPER, FLOW_SCHEMA];
 
 /// Everything that is installed, but for the bindings that put the fence and the outsiders' rule in force.
-pub const WITHOUT_BINDINGS: [&str; 10] = [
+pub const WITHOUT_BINDINGS: [&str; 11] = [
     NAMESPACES,
     ACCOUNTS,
     ROLE,
+    PROXY_ROLE,
     FENCE_READER,
     FENCE_KEEPER,
     FLOW_SCHEMA,

@@ -274,7 +274,7 @@ impl Metrics {
             ("gco_proxy_backend_requests_total", "Requests that were given to an engine.", |_, backend| {
                 backend.requests() as f64
             }),
-            ("gco_proxy_backend_failures_total", "Of these, the ones that failed by its fault.", |_, backend| {
+            ("gco_proxy_backend_failures_total", "Requests to an engine that failed by its fault.", |_, backend| {
                 backend.failures() as f64
             }),
         ];

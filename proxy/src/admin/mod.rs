@@ -29,6 +29,7 @@ use tokio::time::Instant;
 use crate::backends::{Backend, Fleet, Role};
 use crate::config::{Secret, Settings};
 use crate::exchange::{Connector, Fallback};
+use crate::relay::errors::Failure;
 use metrics::{Metrics, Mode};
 
 /// The routes that the proxy answers by itself.
@@ -209,10 +210,7 @@ fn forbidden() -> Response<Bytes> {
 
 /// An error in the form of the other answers to clients.
 fn error(status: StatusCode, message: &str) -> Response<Bytes> {
-    object(
-        status,
-        &json!({"error": {"message": message, "type": "invalid_request_error", "param": null, "code": null}}),
-    )
+    Failure::invalid(status, message).response()
 }
 
 fn object(status: StatusCode, body: &Value) -> Response<Bytes> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use gco_bed::control_plane::{AuditEvent, AuditLog, AuditMark};
 use gco_bed::wait::{self, WaitError};
-use gco_local::platform::{self, ACCOUNTS, INFERENCE_NAMESPACE, MONITOR_ACCOUNT, ROLE, SYSTEM_NAMESPACE};
+use gco_local::platform::{self, ACCOUNTS, INFERENCE_NAMESPACE, MONITOR_ACCOUNT, PROXY_ROLE, ROLE, SYSTEM_NAMESPACE};
 use gco_runtime::random::{Randomness as _, SystemRandomness};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
@@ -315,9 +315,15 @@ async fn make_namespace(client: &Client, namespace: &str) -> anyhow::Result<()> 
     let mut object = Namespace::default();
     object.metadata.name = Some(namespace.to_owned());
     namespaces.create(&PostParams::default(), &object).await.with_context(|| format!("making {namespace}"))?;
-    for mut object in [platform::objects(ACCOUNTS)?, platform::objects(ROLE)?].concat() {
+    let manifests = [platform::objects(ACCOUNTS)?, platform::objects(ROLE)?, platform::objects(PROXY_ROLE)?];
+    for mut object in manifests.concat() {
         if object["metadata"]["namespace"] == INFERENCE_NAMESPACE {
             object["metadata"]["namespace"] = json!(namespace);
+            for subject in object.get_mut("subjects").and_then(serde_json::Value::as_array_mut).into_iter().flatten() {
+                if subject["namespace"] == INFERENCE_NAMESPACE {
+                    subject["namespace"] = json!(namespace);
+                }
+            }
             platform::apply(client, &object).await?;
         }
     }

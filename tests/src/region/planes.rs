@@ -41,8 +41,11 @@ pub struct Plane {
     control_plane: ControlPlane,
     dial_map: DialMap,
     // Files of pods; the folder stays as long as the process.
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
+
+/// The file in which the stand-in says where pods really listen.
+const DIAL_MAP_FILE: &str = "dial-map.json";
 
 impl Plane {
     /// The control plane.
@@ -55,6 +58,12 @@ impl Plane {
     #[must_use]
     pub fn dial_map(&self) -> &DialMap {
         &self.dial_map
+    }
+
+    /// The file that says so, for programs that are told it.
+    #[must_use]
+    pub fn dial_map_file(&self) -> PathBuf {
+        self.folder.path().join(DIAL_MAP_FILE)
     }
 
     /// Its audit log.
@@ -100,14 +109,14 @@ async fn start(number: usize, pods: Pods) -> anyhow::Result<Plane> {
             Pods::StatusOnly => Behaviour::StatusOnly { ready_delay: Duration::ZERO, stop_delay: Duration::ZERO },
             Pods::Engines => Behaviour::Processes,
         },
-        dial_map_file: folder.path().join("dial-map.json"),
+        dial_map_file: folder.path().join(DIAL_MAP_FILE),
         log_folder: folder.path().join("logs"),
         restart_delay: RestartDelay::default(),
         probe_pace: 20,
         variables: BTreeMap::new(),
     };
     let dial_map = run_kubelet(control_plane.kubeconfig_path(), settings).await?;
-    Ok(Plane { control_plane, dial_map, _folder: folder })
+    Ok(Plane { control_plane, dial_map, folder })
 }
 
 /// The usual images, and the one model server of the fixtures that no simulation stands for.

@@ -63,6 +63,10 @@ pub(super) fn backends<'s>(
     bootstrap_port: Option<u16>,
 ) -> Vec<(Description, Availability)> {
     let mut found: BTreeMap<BackendKey, (Description, Availability)> = BTreeMap::new();
+    // A pod with addresses of two families is in a slice of each: always the same one is taken, or its connections and
+    // counts would be given up with every change of a slice.
+    let mut slices: Vec<&EndpointSlice> = slices.into_iter().collect();
+    slices.sort_by(|one, other| one.address_type.cmp(&other.address_type));
     for slice in slices {
         let Some(port) = port_of(slice.ports.as_deref().unwrap_or_default(), port) else { continue };
         for endpoint in &slice.endpoints {
@@ -231,6 +235,16 @@ mod tests {
             let said = said(&slices, &PortChoice::Default);
             assert_eq!(said.len(), 1);
             assert_eq!(said[0].2, Availability::Ready);
+        }
+    }
+
+    #[test]
+    fn a_pod_with_addresses_of_two_families_is_always_reached_by_the_same_one() {
+        let four = slice(&plain_port(), &json!([pod("192.0.2.1", "uid-1", &json!({"ready": true}))]));
+        let mut six = slice(&plain_port(), &json!([pod("2001:db8::1", "uid-1", &json!({"ready": true}))]));
+        six.address_type = "IPv6".to_owned();
+        for slices in [[four.clone(), six.clone()], [six, four]] {
+            assert_eq!(said(&slices, &PortChoice::Default)[0].1, "192.0.2.1:8000");
         }
     }
 
