@@ -258,16 +258,26 @@ pub struct Guard {
 #[derive(Clone, Debug)]
 struct Asked {
     from_milliseconds: u128,
-    /// Lifecycle and generation under which objects are wanted; `None`: none are.
-    wanted: Option<(String, String)>,
+    /// `None`: no objects are wanted.
+    wanted: Option<Wanted>,
 }
 
-fn asked_now(world_table: &ModelTable) -> Option<(String, String)> {
+/// What a row that is served here asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Wanted {
+    /// Lifecycle and generation of its objects.
+    marks: (String, String),
+    /// Whether a canary is among them.
+    canary: bool,
+}
+
+fn asked_now(world_table: &ModelTable) -> Option<Wanted> {
     let row = EndpointRow::parse(world_table.row(ENDPOINT)?).ok()?;
     if row.desired_state == DesiredState::Deleted || !row.is_target(REGION) {
         return None;
     }
-    Some((row.lifecycle_id.clone()?, row.region_generation(REGION)?.to_owned()))
+    let canary = row.spec.to_plain_json().get("canary").is_some_and(|canary| !canary.is_null());
+    Some(Wanted { marks: (row.lifecycle_id.clone()?, row.region_generation(REGION)?.to_owned()), canary })
 }
 
 impl Guard {
@@ -306,7 +316,9 @@ impl Guard {
                 let its = (of("gco.io/lifecycle-id"), of("gco.io/region-generation"));
                 let at = entry.at_milliseconds;
                 let last = asked.iter().rev().find(|one| one.from_milliseconds + 2 < at);
-                if last.is_some_and(|last| last.wanted.as_ref() == Some(&its)) {
+                let is_canary = entry.place.name.ends_with("-canary");
+                let is_wanted = |wanted: &Wanted| wanted.marks == its && (wanted.canary || !is_canary);
+                if last.is_some_and(|last| last.wanted.as_ref().is_some_and(is_wanted)) {
                     wrong.push(format!("{} at {at} ms by {}", entry.place, entry.by));
                 }
             }

@@ -34,6 +34,9 @@ type Counts = [u32; 6];
 async fn run(job: &Run, disturbed: bool) -> anyhow::Result<(Value, Counts)> {
     let Run { scenario, seed } = *job;
     let mut world = World::new(seed);
+    if scenario.needs_keda() {
+        world.install_keda();
+    }
     let monitor = world.start("first")?;
     scenario.prepare(&world, u32::try_from(seed % 2)?).await.context("before the disturbance")?;
     world.mark = world.model.look(State::version);
@@ -73,10 +76,10 @@ async fn run(job: &Run, disturbed: bool) -> anyhow::Result<(Value, Counts)> {
 
 #[test]
 fn with_stale_watches_nothing_live_is_deleted_and_it_converges() -> anyhow::Result<()> {
-    let seeds = Size::asked().choose(3, 160);
+    let seeds = Size::asked().choose(2, 80);
     // It waits for the purge in its middle, which disturbed watches may hold up for as long as they are disturbed.
     let scenarios = SCENARIOS.into_iter().filter(|scenario| *scenario != Scenario::DeleteAndCreate);
-    let jobs: Vec<Run> = scenarios.flat_map(|scenario| (0..seeds).map(move |seed| Run { scenario, seed })).collect();
+    let jobs: Vec<Run> = scenarios.flat_map(|scenario| (1..=seeds).map(move |seed| Run { scenario, seed })).collect();
     let count = jobs.len();
     let outcomes = runs::all(jobs, |job| {
         let (usual, _) = in_virtual_time(run(job, false))?;
