@@ -362,6 +362,37 @@ async fn a_request_reaches_decode_as_the_client_wrote_it_but_for_the_parameters(
 }
 
 #[tokio::test]
+async fn the_bytes_of_ten_thousand_events_are_the_engines() {
+    let decode = EngineSpec::decode("d-0").argument("--max-model-len").argument("20000");
+    let mut split = Split::start(vec![EngineSpec::prefill("p-0")], vec![decode], &[]).await.unwrap();
+    split.note_rest().await.unwrap();
+    let request = || {
+        let mut request = json_request("/v1/completions", &streamed(10_000)).unwrap();
+        request.headers_mut().insert("x-request-id", "the-same".parse().unwrap());
+        request
+    };
+    let through = split.send(request()).await.unwrap();
+    let direct = Reply::to(&LoopbackClient::new(), split.decodes[0].port(), request()).await.unwrap();
+    assert_eq!(through.exchange(), "transferred");
+    // The second in which an answer was made is all that may differ.
+    let timeless = |reply: &Reply| {
+        let text = String::from_utf8(reply.body.to_vec()).unwrap();
+        let mut parts = text.split("\"created\":");
+        let first = parts.next().unwrap_or_default().to_owned();
+        parts.fold(first, |said, part| {
+            said + "\"created\":" + part.trim_start_matches(|digit: char| digit.is_ascii_digit())
+        })
+    };
+    assert_eq!(direct.events().len(), 10_001);
+    assert!(through.whole && timeless(&through) == timeless(&direct), "the bytes differ");
+    let header = |reply: &Reply, name: &str| reply.headers.get(name).cloned();
+    for name in ["content-type", "cache-control"] {
+        assert_eq!(header(&through, name), header(&direct, name));
+    }
+    split.rests_as_before().await.unwrap();
+}
+
+#[tokio::test]
 async fn two_thousand_streams_at_once_are_all_whole() {
     let size = gco_tests::size::Size::asked().choose(300, 2000);
     let mut split = slow_pair("20").await;

@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use futures::future::join_all;
 use gco_bed::wait::until;
 use gco_local::engine::{CompletionOrder, CutEnd, CutPoint, Orders, QueryOrder, TransferOrder};
 use gco_tests::proxy::{BOUND, EngineSpec, Reply, Split};
@@ -371,5 +372,49 @@ async fn a_first_token_that_is_the_end_is_a_whole_answer() {
         assert_eq!((reply.said().unwrap().as_str(), reply.exchange()), ("", "transferred"));
         assert!(reply.text().contains("\"finish_reason\":\"stop\""), "{}", reply.text());
     }
+    split.rests_as_before().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_thousand_refused_requests_open_no_breaker() {
+    let mut split = pair().await;
+    let bad = json!({"prompt": "a", "max_tokens": 4, "min_tokens": 5});
+    for _ in 0..20 {
+        let replies = join_all((0..50).map(|_| split.complete(&bad))).await;
+        for reply in replies {
+            assert_eq!(reply.unwrap().status, 400);
+        }
+        is_served(&split, "transferred").await;
+    }
+    split.rests_as_before().await.unwrap();
+}
+
+#[tokio::test]
+async fn more_than_the_engines_may_have_is_answered_429_and_opens_no_breaker() {
+    let limits = [
+        ("GCO_PROXY_MAX_IN_FLIGHT_PER_BACKEND", "2"),
+        ("GCO_PROXY_QUEUE_LENGTH", "3"),
+        ("GCO_PROXY_QUEUE_TIMEOUT_SECONDS", "30"),
+    ];
+    let decode = EngineSpec::decode("d-0").with("GCO_ENGINE_TOKEN_MILLISECONDS", "20");
+    let mut split = Split::start(vec![EngineSpec::prefill("p-0")], vec![decode], &limits).await.unwrap();
+    split.note_rest().await.unwrap();
+    let body = streamed();
+    let replies = join_all((0..20).map(|_| split.complete(&body))).await;
+    let (mut served, mut refused) = (0, 0);
+    for reply in replies {
+        let reply = reply.unwrap();
+        if reply.status == 429 {
+            refused += 1;
+            let after = reply.headers.get("retry-after").and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+            assert!(after.is_some_and(|seconds| seconds > 0), "{:?}", reply.headers);
+            assert!(reply.json()["error"]["message"].is_string(), "{}", reply.text());
+        } else {
+            reply.said().unwrap();
+            served += 1;
+        }
+    }
+    assert_eq!((served, refused), (5, 15), "two at once, three that wait");
+    is_served(&split, "transferred").await;
     split.rests_as_before().await.unwrap();
 }
