@@ -116,7 +116,8 @@ impl RowWatch {
         let mut source = self.source.lock().unwrap_or_else(PoisonError::into_inner);
         let Source::Server { rows, .. } = &mut *source else { return };
         for (name, after) in &now {
-            if let Some(before) = rows.get(name).filter(|before| *before != after) {
+            if let Some(before) = rows.get(name).filter(|before| *before != after && !is_purged_between(before, after))
+            {
                 self.judge(Some(before), Some(after), false);
             }
         }
@@ -135,6 +136,14 @@ impl RowWatch {
             self.book.note(&format!("row {name} version {version}"), violations(before, after, &self.region, each));
         }
     }
+}
+
+/// Whether the name was purged and taken again between two looks: the later row is not the earlier one changed.
+fn is_purged_between(before: &Item, after: &Item) -> bool {
+    let text = |item: &Item, key: &str| item.get(key).and_then(Value::as_str).map(str::to_owned);
+    text(before, "desired_state").as_deref() == Some("deleted")
+        && text(before, "lifecycle_id").is_some()
+        && text(before, "lifecycle_id") != text(after, "lifecycle_id")
 }
 
 fn version_of(item: &Item) -> Option<&str> {
@@ -332,5 +341,17 @@ mod tests {
         let mut bad = after;
         bad.insert("lifecycle_id".to_owned(), Value::from("other"));
         assert!(violations(&before, &bad, REGION, true).iter().any(|one| one.starts_with("B.12: lifecycle_id")));
+    }
+
+    #[test]
+    fn only_a_deleted_row_can_have_been_purged_and_made_again_between_two_looks() {
+        let (mut before, mut after) = rows();
+        assert!(!is_purged_between(&before, &after), "the same row");
+        after.insert("lifecycle_id".to_owned(), Value::from("another"));
+        assert!(!is_purged_between(&before, &after), "a live row's lifecycle never changes");
+        before.insert("desired_state".to_owned(), Value::from("deleted"));
+        assert!(is_purged_between(&before, &after));
+        after.insert("lifecycle_id".to_owned(), before["lifecycle_id"].clone());
+        assert!(!is_purged_between(&before, &after), "a deleted row came back to life");
     }
 }
