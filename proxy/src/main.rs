@@ -13,10 +13,9 @@ use anyhow::Context as _;
 use gco_proxy::admin::Admin;
 use gco_proxy::admin::metrics::{Metrics, ServerFacts};
 use gco_proxy::backends::{Fleet, Role, sources};
-use gco_proxy::config::{ForwardHeaders, Settings};
+use gco_proxy::config::Settings;
 use gco_proxy::exchange::Rules;
 use gco_proxy::front::Tls;
-use gco_proxy::relay::headers::Forwarded;
 use gco_proxy::server::client_io::Patience;
 use gco_proxy::server::{Options, Server, Shared};
 use gco_runtime::environment::Environment;
@@ -118,23 +117,20 @@ fn options(settings: &Settings) -> Options {
     Options {
         rules: Rules { connector: settings.connector, fallback: settings.fallback },
         has_prefill: settings.sources.has_prefill(),
-        forwarded: match &settings.forward_headers {
-            ForwardHeaders::All => Forwarded::All,
-            ForwardHeaders::Named(names) => Forwarded::Names(names.clone()),
-        },
+        forwarded: settings.forward_headers.clone(),
         affinity: settings.affinity_header.clone(),
         no_decode_status: settings.no_decode_status,
         no_decode_message: settings.no_decode_message.clone(),
-        prefill_time_out: settings.prefill_timeout,
-        hand_off_time_out: settings.handoff_timeout,
-        connect_time_out: settings.connect_timeout,
-        answer_time_out: settings.answer_timeout,
-        idle_time_out: settings.idle_timeout,
-        body_time_out: settings.client_timeout,
+        prefill_time_out: settings.prefill_time_out,
+        hand_off_time_out: settings.hand_off_time_out,
+        connect_time_out: settings.connect_time_out,
+        answer_time_out: settings.answer_time_out,
+        idle_time_out: settings.idle_time_out,
+        body_time_out: settings.client_time_out,
         patience: Patience {
             keep_alive: settings.keep_alive,
-            header: settings.header_timeout,
-            taking: settings.client_timeout,
+            header: settings.header_time_out,
+            taking: settings.client_time_out,
         },
         pool_idle: settings.pool_idle,
         max_body_bytes: settings.max_body_bytes,

@@ -30,6 +30,7 @@ use crate::backends::{Backend, Fleet, Role};
 use crate::config::{Secret, Settings};
 use crate::exchange::{Connector, Fallback};
 use crate::relay::errors::Failure;
+use crate::relay::headers::ADMIN_KEY;
 use metrics::{Metrics, Mode};
 
 /// The routes that the proxy answers by itself.
@@ -147,7 +148,7 @@ impl Admin {
     /// Whether the request has the configured key.
     fn is_admin(&self, headers: &HeaderMap) -> bool {
         let Some(key) = &self.key else { return false };
-        let given = headers.get("x-admin-api-key").map(HeaderValue::as_bytes).or_else(|| {
+        let given = headers.get(ADMIN_KEY).map(HeaderValue::as_bytes).or_else(|| {
             let authorization = headers.get(header::AUTHORIZATION)?.as_bytes();
             Some(authorization.strip_prefix(b"Bearer ").unwrap_or(authorization))
         });

@@ -17,6 +17,7 @@ use http::{HeaderName, StatusCode};
 
 use crate::backends::FleetSettings;
 use crate::exchange::{Connector, Fallback};
+use crate::relay::headers::{self, Forwarded};
 use crate::select::Policy;
 pub use sources::{PortChoice, ServiceChoice, Source, Sources};
 
@@ -42,15 +43,6 @@ impl fmt::Debug for Secret {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str("Secret(…)")
     }
-}
-
-/// Which request headers go to engines besides those of contract D.4 and the trace context.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ForwardHeaders {
-    /// All end-to-end headers, `authorization` included.
-    All,
-    /// These.
-    Named(Vec<HeaderName>),
 }
 
 /// The files of the front door's certificate.
@@ -88,21 +80,21 @@ pub struct Settings {
     /// `GCO_PROXY_FALLBACK`
     pub fallback: Fallback,
     /// `GCO_PROXY_PREFILL_TIMEOUT_SECONDS`: for prefill's answer.
-    pub prefill_timeout: Duration,
+    pub prefill_time_out: Duration,
     /// `GCO_PROXY_HANDOFF_TIMEOUT_SECONDS`: from prefill's answer to decode's first event.
-    pub handoff_timeout: Duration,
+    pub hand_off_time_out: Duration,
     /// `GCO_PROXY_CONNECT_TIMEOUT_SECONDS`: for a connection to an engine.
-    pub connect_timeout: Duration,
+    pub connect_time_out: Duration,
     /// `GCO_PROXY_IDLE_TIMEOUT_SECONDS`: between bytes of an engine's answer.
-    pub idle_timeout: Duration,
+    pub idle_time_out: Duration,
     /// `GCO_PROXY_ANSWER_TIMEOUT_SECONDS`: for the beginning of decode's answer when nothing is handed over.
-    pub answer_timeout: Duration,
+    pub answer_time_out: Duration,
     /// `GCO_PROXY_POOL_IDLE_SECONDS`: how long an unused connection to an engine is kept.
     pub pool_idle: Duration,
     /// `GCO_PROXY_HEADER_TIMEOUT_SECONDS`: for a client's request head, from its first byte.
-    pub header_timeout: Duration,
+    pub header_time_out: Duration,
     /// `GCO_PROXY_CLIENT_TIMEOUT_SECONDS`: between bytes of a client's body, and for a client that takes nothing.
-    pub client_timeout: Duration,
+    pub client_time_out: Duration,
     /// `GCO_PROXY_KEEP_ALIVE_SECONDS`: how long a client's connection may be unused.
     pub keep_alive: Duration,
     /// `GCO_PROXY_MAX_BODY_BYTES`
@@ -112,7 +104,7 @@ pub struct Settings {
     /// `GCO_PROXY_MAX_CONNECTIONS`
     pub max_connections: usize,
     /// `GCO_PROXY_FORWARD_HEADERS`
-    pub forward_headers: ForwardHeaders,
+    pub forward_headers: Forwarded,
     /// `GCO_PROXY_AFFINITY_HEADER`
     pub affinity_header: Option<HeaderName>,
     /// `GCO_PROXY_DRAIN_SECONDS`: how long requests may go on after SIGTERM.
@@ -134,25 +126,6 @@ const LEAST: Duration = Duration::from_millis(10);
 /// The largest body that may be allowed: a body is held in memory once.
 const LARGEST_BODY: usize = 1 << 30;
 
-/// Headers that never go to an engine as the client sent them: hop by hop (contract D.4), set by the proxy itself, or steering
-/// what only the proxy may steer.
-const NEVER_FORWARDED: [&str; 14] = [
-    "connection",
-    "keep-alive",
-    "proxy-authenticate",
-    "proxy-authorization",
-    "proxy-connection",
-    "te",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-    "host",
-    "content-length",
-    "expect",
-    "x-data-parallel-rank",
-    "x-admin-api-key",
-];
-
 impl Settings {
     /// Reads and checks everything.
     ///
@@ -168,14 +141,14 @@ impl Settings {
         let sources = Sources::read(&mut reader, environment, connector);
         let fleet = fleet(&mut reader);
         let mut seconds = |name: &str, default: u64| reader.seconds(name, Duration::from_secs(default), LEAST..=DAY);
-        let prefill_timeout = seconds("GCO_PROXY_PREFILL_TIMEOUT_SECONDS", 120);
-        let handoff_timeout = seconds("GCO_PROXY_HANDOFF_TIMEOUT_SECONDS", 30);
-        let connect_timeout = seconds("GCO_PROXY_CONNECT_TIMEOUT_SECONDS", 5);
-        let idle_timeout = seconds("GCO_PROXY_IDLE_TIMEOUT_SECONDS", 300);
-        let answer_timeout = seconds("GCO_PROXY_ANSWER_TIMEOUT_SECONDS", 900);
+        let prefill_time_out = seconds("GCO_PROXY_PREFILL_TIMEOUT_SECONDS", 120);
+        let hand_off_time_out = seconds("GCO_PROXY_HANDOFF_TIMEOUT_SECONDS", 30);
+        let connect_time_out = seconds("GCO_PROXY_CONNECT_TIMEOUT_SECONDS", 5);
+        let idle_time_out = seconds("GCO_PROXY_IDLE_TIMEOUT_SECONDS", 300);
+        let answer_time_out = seconds("GCO_PROXY_ANSWER_TIMEOUT_SECONDS", 900);
         let pool_idle = seconds("GCO_PROXY_POOL_IDLE_SECONDS", 4);
-        let header_timeout = seconds("GCO_PROXY_HEADER_TIMEOUT_SECONDS", 10);
-        let client_timeout = seconds("GCO_PROXY_CLIENT_TIMEOUT_SECONDS", 300);
+        let header_time_out = seconds("GCO_PROXY_HEADER_TIMEOUT_SECONDS", 10);
+        let client_time_out = seconds("GCO_PROXY_CLIENT_TIMEOUT_SECONDS", 300);
         let keep_alive = seconds("GCO_PROXY_KEEP_ALIVE_SECONDS", 75);
         let drain = seconds("GCO_PROXY_DRAIN_SECONDS", 3_600);
         let settings = Self {
@@ -194,14 +167,14 @@ impl Settings {
             fleet,
             connector,
             fallback: reader.choice("GCO_PROXY_FALLBACK", Fallback::default(), &Fallback::NAMES),
-            prefill_timeout,
-            handoff_timeout,
-            connect_timeout,
-            idle_timeout,
-            answer_timeout,
+            prefill_time_out,
+            hand_off_time_out,
+            connect_time_out,
+            idle_time_out,
+            answer_time_out,
             pool_idle,
-            header_timeout,
-            client_timeout,
+            header_time_out,
+            client_time_out,
             keep_alive,
             // 64 MiB: requests with pictures are that large.
             max_body_bytes: reader.number("GCO_PROXY_MAX_BODY_BYTES", 67_108_864_usize, 1..=LARGEST_BODY),
@@ -210,9 +183,9 @@ impl Settings {
             max_connections: reader.number("GCO_PROXY_MAX_CONNECTIONS", 16_384_usize, 1..=1_000_000),
             forward_headers: reader.parsed(
                 "GCO_PROXY_FORWARD_HEADERS",
-                ForwardHeaders::Named(Vec::new()),
+                Forwarded::Names(Vec::new()),
                 "* or names of headers with commas; not one that is hop by hop, host, content-length, expect, \
-                 x-data-parallel-rank or x-admin-api-key",
+                 x-admin-api-key, or one that steers the hand-over (ranks, bootstrap, transfer parameters)",
                 forward_headers,
             ),
             affinity_header: reader
@@ -290,15 +263,15 @@ fn tls(reader: &mut EnvironmentReader<'_>) -> Option<TlsFiles> {
     }
 }
 
-fn forward_headers(text: &str) -> Option<ForwardHeaders> {
+fn forward_headers(text: &str) -> Option<Forwarded> {
     if text == "*" {
-        return Some(ForwardHeaders::All);
+        return Some(Forwarded::All);
     }
     let names = text.split(',').map(str::trim).filter(|name| !name.is_empty()).map(|name| {
         let name: HeaderName = name.parse().ok()?;
-        (!NEVER_FORWARDED.contains(&name.as_str())).then_some(name)
+        (!headers::is_never_forwarded(&name)).then_some(name)
     });
-    names.collect::<Option<Vec<HeaderName>>>().map(ForwardHeaders::Named)
+    names.collect::<Option<Vec<HeaderName>>>().map(Forwarded::Names)
 }
 
 /// Variables with our prefixes that nothing reads. Kubernetes itself sets `<SERVICE>_SERVICE_HOST`, `<SERVICE>_PORT` and

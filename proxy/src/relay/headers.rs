@@ -5,7 +5,7 @@ use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 /// What is forwarded besides the contract's list; `GCO_PROXY_FORWARD_HEADERS`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Forwarded {
-    /// Every end-to-end header.
+    /// Every end-to-end header, `authorization` included.
     All,
     /// These.
     Names(Vec<HeaderName>),
@@ -42,6 +42,9 @@ pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// The data-parallel rank of a prefill leg (contract D.6).
 pub const DATA_PARALLEL_RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 
+/// The key of the admin routes (contract D.5): a secret between people and the proxy.
+pub const ADMIN_KEY: HeaderName = HeaderName::from_static("x-admin-api-key");
+
 /// How the exchange ended, on every answer to a request that could have been split.
 pub const EXCHANGE: HeaderName = HeaderName::from_static("x-gco-exchange");
 
@@ -66,6 +69,15 @@ fn steers_hand_over(name: &HeaderName) -> bool {
     }
 }
 
+/// Whether a client's header never goes to an engine, whatever is configured: it concerns the connection or the body's length
+/// on it, is set by the proxy, steers what only the proxy may steer, or is the proxy's own secret.
+pub fn is_never_forwarded(name: &HeaderName) -> bool {
+    is_hop_by_hop(name)
+        || matches!(*name, header::HOST | header::CONTENT_LENGTH | header::EXPECT)
+        || *name == ADMIN_KEY
+        || steers_hand_over(name)
+}
+
 /// Whether the `Connection` header names this header.
 fn is_named_by_connection(headers: &HeaderMap, name: &HeaderName) -> bool {
     let named = headers.get_all(header::CONNECTION).iter().filter_map(|value| value.to_str().ok());
@@ -80,11 +92,10 @@ pub fn to_engine(client: &HeaderMap, forwarded: &Forwarded, request_id: &HeaderV
     let has_connection = client.contains_key(header::CONNECTION);
     for (name, value) in client {
         let is_wanted = match forwarded {
-            Forwarded::All => *name != header::HOST && *name != header::CONTENT_LENGTH && *name != header::EXPECT,
+            Forwarded::All => true,
             Forwarded::Names(names) => ALWAYS.contains(name) || names.contains(name),
         };
-        let is_kept_back =
-            is_hop_by_hop(name) || steers_hand_over(name) || (has_connection && is_named_by_connection(client, name));
+        let is_kept_back = is_never_forwarded(name) || (has_connection && is_named_by_connection(client, name));
         if is_wanted && !is_kept_back {
             headers.append(name.clone(), value.clone());
         }
@@ -168,6 +179,7 @@ mod tests {
             ("x_data_parallel_rank", "3"),
             ("x-dp_rank", "3"),
             ("bootstrap-room", "3"),
+            ("x-admin-api-key", "secret"),
         ])
     }
 
@@ -180,8 +192,8 @@ mod tests {
     }
 
     #[test]
-    fn more_goes_when_configured_but_never_what_is_hop_by_hop_or_steers_a_hand_over() {
-        let one = Forwarded::Names(vec![header::AUTHORIZATION, DATA_PARALLEL_RANK]);
+    fn more_goes_when_configured_but_never_the_admin_key_nor_what_is_hop_by_hop_or_steers_a_hand_over() {
+        let one = Forwarded::Names(vec![header::AUTHORIZATION, DATA_PARALLEL_RANK, ADMIN_KEY]);
         assert_eq!(
             names(&to_engine(&client(), &one, &ID)),
             ["authorization", "content-type", "traceparent", "x-request-id"]
