@@ -5,6 +5,7 @@
 pub mod dice;
 pub mod fence;
 pub mod local;
+mod log;
 pub mod original;
 pub mod proxy;
 pub mod region;

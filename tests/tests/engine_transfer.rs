@@ -135,7 +135,7 @@ async fn a_stale_engine_id_fails_at_once_and_a_dead_cached_peer_only_after_both_
 
 #[tokio::test]
 async fn a_bootstrap_server_that_is_away_is_asked_three_times_and_recompute_turns_failures_into_answers() {
-    let mut prefill = EngineSpec::prefill("p-0").start().await.unwrap();
+    let prefill = EngineSpec::prefill("p-0").start().await.unwrap();
     let bootstrap = prefill.bootstrap();
     prefill.kill().await.unwrap();
     let failing = decode().start().await.unwrap();
@@ -155,7 +155,7 @@ async fn a_bootstrap_server_that_is_away_is_asked_three_times_and_recompute_turn
 
 #[tokio::test]
 async fn incomplete_parameters_wait_for_ever_and_end_the_engine_when_the_client_leaves() {
-    let mut decode = decode().start().await.unwrap();
+    let decode = decode().start().await.unwrap();
     let client = LoopbackClient::without_reuse();
     let mut body = prompt();
     // Only the transfer id is missing: it hangs, and nothing worse.
@@ -179,7 +179,7 @@ async fn incomplete_parameters_wait_for_ever_and_end_the_engine_when_the_client_
 
 #[tokio::test]
 async fn a_refused_request_with_incomplete_parameters_ends_the_engine_too() {
-    let mut decode = decode().start().await.unwrap();
+    let decode = decode().start().await.unwrap();
     // Escaped, as a JSON parser reads it.
     let body = format!(
         "{{\"prompt\": \"{}\", \"\\u006bv_transfer_params\": {{\"do_remote_prefill\": true, \"transfer_id\": \"x\"}}}}",
@@ -193,7 +193,7 @@ async fn a_refused_request_with_incomplete_parameters_ends_the_engine_too() {
 
 #[tokio::test]
 async fn parameters_for_the_other_role_answer_500_and_end_the_engine() {
-    let (mut prefill, mut decode) = pair().await;
+    let (prefill, decode) = pair().await;
     let id = engine_id(&prefill).await;
     assert_eq!(decode.post("/v1/completions", &prefill_body("x")).await.unwrap().status, 500);
     assert_eq!(decode.ended().await.unwrap().code(), Some(1));
@@ -256,7 +256,7 @@ async fn every_data_parallel_rank_has_an_engine_of_its_own() {
 
 #[tokio::test]
 async fn nixl_prefill_answers_with_what_decode_is_told() {
-    let (prefill, mut decode) =
+    let (prefill, decode) =
         (EngineSpec::nixl("p-0").start().await.unwrap(), EngineSpec::nixl("d-0").start().await.unwrap());
     let mut body = prefill_body("ignored");
     body["kv_transfer_params"] = json!({"do_remote_decode": true, "do_remote_prefill": false});
@@ -285,7 +285,7 @@ async fn kv_of_another_prompt_is_noticed() {
 
 #[tokio::test]
 async fn an_engine_fails_as_it_is_ordered_to_and_not_any_longer() {
-    let (mut prefill, _decode) = pair().await;
+    let (prefill, _decode) = pair().await;
     let order = async |engine: &Engine, orders| engine.order(&orders).await.unwrap();
     let client = LoopbackClient::without_reuse();
     let query = async |bound| client.get(prefill.bootstrap_port(), "/query", bound).await;

@@ -106,13 +106,13 @@ async fn a_client_that_leaves_at_any_of_the_first_200_bytes_of_the_answer_leaves
     }
     both_are_idle(&split).await;
     split.rests_as_before().await.unwrap();
-    let outcomes: Vec<Value> = split.access_log();
+    let outcomes: Vec<Value> = split.access_log().unwrap();
     assert_eq!(outcomes.len(), 201, "every one of them, and the warm-up, is in the access log");
 }
 
 #[tokio::test]
 async fn a_stop_signal_under_load_finishes_every_stream_that_runs() {
-    let mut split = slow_pair("20").await;
+    let split = slow_pair("20").await;
     let client = LoopbackClient::new();
     let streams = (0..40).map(async |number| {
         let body = json!({"prompt": format!("stream {number}"), "max_tokens": 100, "ignore_eos": true, "stream": true});

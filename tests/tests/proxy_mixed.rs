@@ -128,7 +128,7 @@ async fn mixed(connector: &str, count: usize, prefill: fn(&str) -> EngineSpec, d
         engine.clear_accounts().await.unwrap();
     }
     let counted_before = split.get("/metrics").await.unwrap().text();
-    let log_before = split.access_log().len();
+    let log_before = split.access_log().unwrap().len();
 
     let dice = SeededRandomness::new(5);
     let planned: Vec<Planned> = (0..count).map(|number| plan(number, &dice)).collect();
@@ -193,7 +193,7 @@ async fn mixed(connector: &str, count: usize, prefill: fn(&str) -> EngineSpec, d
     assert!(received.iter().all(|moved| moved.bytes > 0));
     assert_eq!((ids(&sent).len(), ids(&received).len()), (sent.len(), received.len()), "an id was used twice");
     assert_eq!(ids(&sent), ids(&received));
-    let log = split.access_log();
+    let log = split.access_log().unwrap();
     let log = &log[log_before..];
     assert_eq!(log.len(), count, "every request is in the access log once");
     let transferred: Vec<&Value> = log.iter().filter(|line| line["outcome"] == "transferred").collect();

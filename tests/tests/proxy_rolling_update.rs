@@ -26,7 +26,6 @@ use k8s_openapi::api::core::v1::{Pod, Service};
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
-use tokio::process::Command;
 use tokio::task::JoinHandle;
 
 /// The Service and the Deployment of the decode pods.
@@ -141,22 +140,24 @@ impl Proxy {
         let token = plane.control_plane().service_account_token(INFERENCE_NAMESPACE, PROXY_ACCOUNT).await?;
         let kubeconfig = folder.join("proxy.kubeconfig");
         plane.control_plane().write_kubeconfig(&kubeconfig, &token)?;
-        let mut command = Command::new(program("gco-proxy", &["proxy/src", "infra/runtime/src"])?);
-        command.env_clear().envs([
-            ("PD_PROXY_HOST", "127.0.0.1"),
-            ("PD_PROXY_PORT", "0"),
-            ("PD_PROXY_PREFILL_URL", &prefill.url()),
-            ("GCO_PROXY_BOOTSTRAP_PORT", &prefill.bootstrap_port().to_string()),
-            ("GCO_PROXY_DECODE_SERVICE", &format!("{DECODE}:http")),
-            ("GCO_PROXY_NAMESPACE", INFERENCE_NAMESPACE),
-            ("GCO_PROXY_DIAL_MAP_FILE", &plane.dial_map_file().to_string_lossy()),
-            ("ADMIN_API_KEY", "suite-key"),
-            ("KUBECONFIG", &kubeconfig.to_string_lossy()),
-        ]);
-        let mut process = Logged::start("gco-proxy", command)?;
-        let listening = process.line("listening").await?;
-        let address = listening["address"].as_str().and_then(|address| address.rsplit(':').next());
-        let port = address.and_then(|port| port.parse().ok()).context("the proxy says no address")?;
+        let proxy = program("gco-proxy", &["proxy/src", "infra/runtime/src"])?;
+        let process = Logged::start(
+            "gco-proxy",
+            proxy,
+            [],
+            [
+                ("PD_PROXY_HOST", "127.0.0.1"),
+                ("PD_PROXY_PORT", "0"),
+                ("PD_PROXY_PREFILL_URL", &prefill.url()),
+                ("GCO_PROXY_BOOTSTRAP_PORT", &prefill.bootstrap_port().to_string()),
+                ("GCO_PROXY_DECODE_SERVICE", &format!("{DECODE}:http")),
+                ("GCO_PROXY_NAMESPACE", INFERENCE_NAMESPACE),
+                ("GCO_PROXY_DIAL_MAP_FILE", &plane.dial_map_file().to_string_lossy()),
+                ("ADMIN_API_KEY", "suite-key"),
+                ("KUBECONFIG", &kubeconfig.to_string_lossy()),
+            ],
+        )?;
+        let port = process.port().await?;
         let proxy = Self { process, port, client: LoopbackClient::without_reuse() };
         wait::until("the proxy to be ready", BOUND, async || {
             let answer = proxy.get("/readyz", "").await.map_err(|problem| format!("{problem:#}"))?;
@@ -310,7 +311,7 @@ async fn a_rolling_update_of_decode_pods_under_load_fails_no_request() -> anyhow
     let folder = tempfile::tempdir()?;
     let prefill = EngineSpec::prefill("p-0").start().await?;
     let decodes = Decodes::start(&client).await?;
-    let mut proxy = Proxy::start(plane, &prefill, folder.path()).await?;
+    let proxy = Proxy::start(plane, &prefill, folder.path()).await?;
     let load = Load::start(proxy.port);
     load.goes_on("answers before anything happens").await?;
 

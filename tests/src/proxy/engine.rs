@@ -11,9 +11,9 @@ use gco_local::engine::{Accounts, Orders, RecordedRequest};
 use gco_local::loopback::{Answer, LoopbackClient};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use tokio::process::Command;
 use tokio::time::Instant;
 
+use super::process::port_in;
 use super::{BOUND, Logged};
 use crate::region::monitor::program;
 
@@ -101,16 +101,16 @@ pub struct Engine {
 
 impl Engine {
     async fn start(spec: EngineSpec, port: u16, bootstrap_port: u16) -> anyhow::Result<Self> {
-        let mut command = Command::new(program("gco-engine", &["infra/local/src/engine"])?);
-        command.args(&spec.arguments).args(["--port", &port.to_string()]).env_clear().envs(&spec.environment);
-        if bootstrap_port != 0 {
-            command.env("VLLM_MOONCAKE_BOOTSTRAP_PORT", bootstrap_port.to_string());
-        }
-        let mut process = Logged::start(&spec.name, command)?;
-        let number = |line: &Value| line["port"].as_u64().and_then(|port| u16::try_from(port).ok());
-        let port = number(&process.line("listening").await?).context("it says no port")?;
+        let (asked_port, asked_bootstrap_port) = (port.to_string(), bootstrap_port.to_string());
+        let arguments = spec.arguments.iter().map(String::as_str).chain(["--port", &asked_port]);
+        let environment = spec.environment.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        // Of two values of one variable the later one holds.
+        let again = (bootstrap_port != 0).then_some(("VLLM_MOONCAKE_BOOTSTRAP_PORT", asked_bootstrap_port.as_str()));
+        let engine = program("gco-engine", &["infra/local/src/engine"])?;
+        let process = Logged::start(&spec.name, engine, arguments, environment.chain(again))?;
+        let port = process.port().await?;
         process.line("the model is loaded").await?;
-        let bootstrap_port = process.messages("bootstrap listening").first().and_then(number).unwrap_or_default();
+        let bootstrap_port = process.messages("bootstrap listening")?.first().and_then(port_in).unwrap_or_default();
         Ok(Self { spec, process, port, bootstrap_port, client: LoopbackClient::without_reuse() })
     }
 
@@ -145,15 +145,16 @@ impl Engine {
     }
 
     /// The process.
-    pub fn process(&mut self) -> &mut Logged {
-        &mut self.process
+    #[must_use]
+    pub fn process(&self) -> &Logged {
+        &self.process
     }
 
     /// SIGKILL.
     ///
     /// # Errors
     /// When it has ended already.
-    pub async fn kill(&mut self) -> anyhow::Result<()> {
+    pub async fn kill(&self) -> anyhow::Result<()> {
         self.process.kill().await
     }
 
@@ -169,7 +170,7 @@ impl Engine {
     ///
     /// # Errors
     /// When it does not.
-    pub async fn ended(&mut self) -> anyhow::Result<ExitStatus> {
+    pub async fn ended(&self) -> anyhow::Result<ExitStatus> {
         self.process.ended().await
     }
 
@@ -177,7 +178,7 @@ impl Engine {
     ///
     /// # Errors
     /// With the end of its log.
-    pub fn lives(&mut self) -> anyhow::Result<()> {
+    pub fn lives(&self) -> anyhow::Result<()> {
         let ended = self.process.exited();
         ensure!(ended.is_none(), "{} ended with {ended:?}: {}", self.spec.name, self.process.said());
         Ok(())

@@ -1,87 +1,96 @@
-//! A process whose log is read as it comes.
+//! One of our programs, whose log says what it does, and what it holds of the machine.
 
-use std::process::{ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::path::PathBuf;
+use std::process::ExitStatus;
 
 use anyhow::{Context as _, ensure};
+use gco_bed::process::{ProcessSettings, Supervised};
 use gco_bed::wait;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use serde_json::Value;
-use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader};
-use tokio::process::{Child, Command};
+use tempfile::TempDir;
 
 use super::BOUND;
+use crate::log::lines_of;
 
-/// How many lines of its log a message shows.
-const SHOWN_LINES: usize = 10;
-
-/// A process that writes one JSON object per line. It is killed when this is dropped.
+/// A process that writes one JSON object per line. It is killed when this is dropped, and when the tests are.
 #[derive(Debug)]
 pub struct Logged {
     name: String,
-    child: Child,
-    pid: i32,
-    lines: Arc<Mutex<Vec<String>>>,
+    process: Supervised,
+    /// Holds the log.
+    _folder: TempDir,
 }
 
 impl Logged {
-    /// Starts it, with nothing of this process's environment.
+    /// Starts it with these arguments and this environment, and nothing of this process's.
     ///
     /// # Errors
     /// When it cannot be started.
-    pub fn start(name: &str, mut command: Command) -> anyhow::Result<Self> {
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-        let mut child = command.spawn().with_context(|| format!("starting {name}"))?;
-        let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).context("it has ended already")?;
-        let lines = Arc::default();
-        read(child.stdout.take().context("it has no output")?, &lines);
-        read(child.stderr.take().context("it has no error output")?, &lines);
-        Ok(Self { name: name.to_owned(), child, pid, lines })
-    }
-
-    fn lines(&self) -> MutexGuard<'_, Vec<String>> {
-        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn start<'a>(
+        name: &str,
+        program: PathBuf,
+        arguments: impl IntoIterator<Item = &'a str>,
+        environment: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) -> anyhow::Result<Self> {
+        let folder = tempfile::Builder::new().prefix("gco-suite-log-").tempdir().context("making a folder")?;
+        let settings =
+            ProcessSettings::new(program, folder.path().join("log")).without_our_environment().arguments(arguments);
+        let settings = environment.into_iter().fold(settings, |settings, (name, value)| settings.variable(name, value));
+        let process = Supervised::start(settings).with_context(|| format!("starting {name}"))?;
+        Ok(Self { name: name.to_owned(), process, _folder: folder })
     }
 
     /// All lines of the log that are objects with this message.
-    #[must_use]
-    pub fn messages(&self, message: &str) -> Vec<Value> {
-        let lines = self.lines();
-        let values = lines.iter().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        values.filter(|value| value["message"] == message).collect()
+    ///
+    /// # Errors
+    /// When the log cannot be read.
+    pub fn messages(&self, message: &str) -> anyhow::Result<Vec<Value>> {
+        let mut lines =
+            lines_of(self.process.log_file()).with_context(|| format!("reading what {} says", self.name))?;
+        lines.retain(|line| line["message"] == message);
+        Ok(lines)
     }
 
     /// The first line of the log with this message, waited for.
     ///
     /// # Errors
     /// When it does not come, with what came last.
-    pub async fn line(&mut self, message: &str) -> anyhow::Result<Value> {
+    pub async fn line(&self, message: &str) -> anyhow::Result<Value> {
         let description = format!("{} to say {message:?}", self.name);
         let found = wait::until(&description, BOUND, || {
-            let found = self.messages(message).into_iter().next();
+            // In this order: a process that ended says nothing after that.
             let ended = self.exited();
+            let found = self.messages(message).map(|found| found.into_iter().next());
             std::future::ready(match (found, ended) {
-                (Some(value), _) => Ok(Some(value)),
-                // Nothing more will come.
-                (None, Some(_)) => Ok(None),
-                (None, None) => Err(self.said()),
+                (Ok(Some(value)), _) => Ok(Some(value)),
+                (_, Some(_)) => Ok(None),
+                (Ok(None), None) => Err(self.said()),
+                (Err(error), None) => Err(format!("{error:#}")),
             })
         });
         let found = found.await?;
         found.with_context(|| format!("{} ended: {}", self.name, self.said()))
     }
 
-    /// The last lines of its log.
+    /// The port that it says to listen on, waited for.
+    ///
+    /// # Errors
+    /// When it does not say one.
+    pub async fn port(&self) -> anyhow::Result<u16> {
+        port_in(&self.line("listening").await?).with_context(|| format!("{} says no port", self.name))
+    }
+
+    /// The end of its log.
     #[must_use]
     pub fn said(&self) -> String {
-        let lines = self.lines();
-        lines[lines.len().saturating_sub(SHOWN_LINES)..].join("\n")
+        self.process.log_tail()
     }
 
     /// How it ended, if it has.
-    pub fn exited(&mut self) -> Option<ExitStatus> {
-        self.child.try_wait().ok().flatten()
+    #[must_use]
+    pub fn exited(&self) -> Option<ExitStatus> {
+        self.process.exit_status()
     }
 
     /// Sends a signal.
@@ -89,16 +98,15 @@ impl Logged {
     /// # Errors
     /// When it has ended.
     pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
-        // A process that has not been waited for keeps its number; one that was is not asked for again.
-        ensure!(self.child.id().is_some(), "{} has ended: {}", self.name, self.said());
-        kill(Pid::from_raw(self.pid), signal).with_context(|| format!("signalling {}", self.name))
+        ensure!(self.process.signal(signal)?, "{} has ended: {}", self.name, self.said());
+        Ok(())
     }
 
     /// SIGKILL, and a wait until it is gone.
     ///
     /// # Errors
     /// When it has ended already.
-    pub async fn kill(&mut self) -> anyhow::Result<()> {
+    pub async fn kill(&self) -> anyhow::Result<()> {
         self.signal(Signal::SIGKILL)?;
         self.ended().await.map(|_| ())
     }
@@ -107,7 +115,7 @@ impl Logged {
     ///
     /// # Errors
     /// When it has ended already, or does not end.
-    pub async fn stop(&mut self) -> anyhow::Result<ExitStatus> {
+    pub async fn stop(&self) -> anyhow::Result<ExitStatus> {
         self.signal(Signal::SIGTERM)?;
         self.ended().await
     }
@@ -116,9 +124,9 @@ impl Logged {
     ///
     /// # Errors
     /// When it does not.
-    pub async fn ended(&mut self) -> anyhow::Result<ExitStatus> {
-        let waited = tokio::time::timeout(BOUND, self.child.wait()).await;
-        waited.with_context(|| format!("{} does not end", self.name))?.context("waiting for a process")
+    pub async fn ended(&self) -> anyhow::Result<ExitStatus> {
+        let waited = tokio::time::timeout(BOUND, self.process.wait()).await;
+        waited.with_context(|| format!("{} does not end", self.name))
     }
 
     /// How many file descriptors it has open.
@@ -126,7 +134,7 @@ impl Logged {
     /// # Errors
     /// When it has ended.
     pub fn file_descriptors(&self) -> anyhow::Result<usize> {
-        let folder = format!("/proc/{}/fd", self.pid);
+        let folder = format!("/proc/{}/fd", self.process.pid());
         Ok(std::fs::read_dir(&folder).with_context(|| format!("{} has ended", self.name))?.count())
     }
 
@@ -135,7 +143,7 @@ impl Logged {
     /// # Errors
     /// When it has ended.
     pub fn resident_bytes(&self) -> anyhow::Result<u64> {
-        let file = format!("/proc/{}/status", self.pid);
+        let file = format!("/proc/{}/status", self.process.pid());
         let text = std::fs::read_to_string(&file).with_context(|| format!("{} has ended", self.name))?;
         let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
         let kibibytes: u64 = line.trim().trim_end_matches(" kB").trim().parse().context("VmRSS is no number")?;
@@ -143,13 +151,7 @@ impl Logged {
     }
 }
 
-fn read(pipe: impl AsyncRead + Send + Unpin + 'static, lines: &Arc<Mutex<Vec<String>>>) {
-    let lines = Arc::clone(lines);
-    let mut pipe = BufReader::new(pipe).lines();
-    // It ends with the process.
-    tokio::spawn(async move {
-        while let Ok(Some(line)) = pipe.next_line().await {
-            lines.lock().unwrap_or_else(PoisonError::into_inner).push(line);
-        }
-    });
+/// The port of a line of a log.
+pub(super) fn port_in(line: &Value) -> Option<u16> {
+    u16::try_from(line["port"].as_u64()?).ok()
 }

@@ -11,7 +11,6 @@ use gco_local::loopback::{LoopbackClient, json_request};
 use http::Request;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tokio::process::Command;
 
 use super::engine::sum;
 use super::{BOUND, Engine, EngineSpec, Logged, Reply};
@@ -71,12 +70,11 @@ impl Split {
         let folder = tempfile::Builder::new().prefix("gco-suite-proxy-").tempdir().context("making a folder")?;
         let file = folder.path().join("backends.json");
         std::fs::write(&file, backends(&prefills, &decodes).to_string()).context("writing the backends file")?;
-        let mut command = Command::new(program("gco-proxy", &SOURCES)?);
-        command.env_clear().envs(QUICK).env("GCO_PROXY_BACKENDS_FILE", &file).envs(settings.iter().copied());
-        let mut process = Logged::start("gco-proxy", command)?;
-        let listening = process.line("listening").await?;
-        let address = listening["address"].as_str().and_then(|address| address.rsplit(':').next());
-        let port = address.and_then(|port| port.parse().ok()).context("the proxy says no address")?;
+        let file = file.to_string_lossy();
+        let environment =
+            QUICK.into_iter().chain([("GCO_PROXY_BACKENDS_FILE", &*file)]).chain(settings.iter().copied());
+        let process = Logged::start("gco-proxy", program("gco-proxy", &SOURCES)?, [], environment)?;
+        let port = process.port().await?;
         let split = Self { prefills, decodes, process, port, client: LoopbackClient::new(), folder, at_rest: None };
         if settings.iter().any(|(name, _)| name.starts_with("GCO_PROXY_TLS_")) {
             return Ok(split);
@@ -201,7 +199,7 @@ impl Split {
             }
         })
         .await?;
-        for engine in self.prefills.iter_mut().chain(&mut self.decodes) {
+        for engine in self.prefills.iter().chain(&self.decodes) {
             engine.lives()?;
             engine.is_idle(BOUND).await?;
         }
@@ -209,8 +207,10 @@ impl Split {
     }
 
     /// Lines of the access log.
-    #[must_use]
-    pub fn access_log(&self) -> Vec<Value> {
+    ///
+    /// # Errors
+    /// When the log cannot be read.
+    pub fn access_log(&self) -> anyhow::Result<Vec<Value>> {
         self.process.messages("request")
     }
 }

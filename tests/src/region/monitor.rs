@@ -11,6 +11,7 @@ use gco_local::loopback::{Answer, LoopbackClient};
 use serde_json::Value as Json;
 
 use super::{BOUND, Region};
+use crate::log::lines_of;
 
 /// How long one question to a monitor's own port may take.
 const ASK: Duration = Duration::from_secs(5);
@@ -316,12 +317,6 @@ fn metric_in(text: &str, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
         }
     }
     sum
-}
-
-fn lines_of(path: &Path) -> std::io::Result<Vec<Json>> {
-    let text = std::fs::read_to_string(path)?;
-    let complete = text.rfind('\n').map_or("", |end| &text[..end]);
-    Ok(complete.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
 }
 
 /// The port that a monitor's log names.
