@@ -39,6 +39,7 @@ impl Bed {
         let (direct, through) = (Tables::at(server.url()), Tables::at(proxy.url()));
         let (status, answer) = through.create_table().await.unwrap();
         assert_eq!(status, 200, "{answer}");
+        direct.wait_until_active().await;
         Self { server, proxy, direct, through }
     }
 

@@ -12,6 +12,7 @@ async fn one_writer_wins(kind: Kind) {
     let tables = Tables::at(server.url());
     let (status, answer) = tables.create_table().await.unwrap();
     assert_eq!(status, 200, "{answer}");
+    tables.wait_until_active().await;
 
     for round in 0..10 {
         let name = format!("row-{round}");

@@ -1,5 +1,7 @@
 //! A plain client of the DynamoDB protocol.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use http::Request;
 use http_body_util::{BodyExt as _, Full};
@@ -39,6 +41,7 @@ impl Tables {
         Ok((status, serde_json::from_slice(&body).map_err(|error| error.to_string())?))
     }
 
+    /// Asks for the table. A server answers before the table can be used: [`Self::wait_until_active`] is the other half.
     pub(crate) async fn create_table(&self) -> Result<(u16, Value), String> {
         let table = json!({
             "TableName": "endpoints",
@@ -47,6 +50,21 @@ impl Tables {
             "BillingMode": "PAY_PER_REQUEST",
         });
         self.call("CreateTable", table).await
+    }
+
+    /// Until the table is `ACTIVE`: before, rows are answered `ResourceNotFoundException`.
+    pub(crate) async fn wait_until_active(&self) {
+        let mut seen = Value::Null;
+        let active = async {
+            loop {
+                seen = self.call("DescribeTable", json!({"TableName": "endpoints"})).await.unwrap().1;
+                if seen["Table"]["TableStatus"] == "ACTIVE" {
+                    break;
+                }
+            }
+        };
+        let waited = tokio::time::timeout(Duration::from_secs(60), active).await;
+        assert!(waited.is_ok(), "the table is not active after a minute; last seen: {seen}");
     }
 
     /// Puts the row unless one of that name is there.
