@@ -45,9 +45,6 @@ async fn a_deposed_leader_writes_nothing_that_its_successor_has_stamped() -> any
     let flooded = rounds(&fenced, "f", size.choose(2, 40), |_| Way::Taken).await?;
     let rate = flood.stop().await?;
     println!("the same under {rate:.0} Lease updates a second: {flooded}");
-    // The small size runs beside other suites, on cores that have no room for a flood.
-    let least = size.choose(1.0, LEAST_FLOOD);
-    ensure!(rate >= least, "only {rate:.0} Lease updates a second");
     all.add(flooded);
 
     let ways = [Way::CreatedAnew, Way::ResetThenTaken];
@@ -57,6 +54,9 @@ async fn a_deposed_leader_writes_nothing_that_its_successor_has_stamped() -> any
 
     println!("in all: {all}");
     ensure!(all.violations.is_empty(), "{:#?}", all.violations);
+    // The small size runs beside other suites, on cores that have no room for a flood.
+    let least = size.choose(1.0, LEAST_FLOOD);
+    ensure!(rate >= least, "only {rate:.0} Lease updates a second");
     ensure!(all.accepted_before > all.take_overs, "the old leader hardly wrote: the test shows nothing");
     ensure!(all.refused.contains_key("gco-term-order") || all.refused.contains_key("gco-term-lease"), "{all}");
     Ok(())

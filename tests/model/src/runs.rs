@@ -1,12 +1,19 @@
 //! Many runs, on as many threads as there are cores, with what went wrong of all of them.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use crate::line::Asked;
 
 /// How many failures are shown whole.
 const SHOWN: usize = 5;
+
+/// Between two lines on how far it is: a small suite ends before the first one.
+const PROGRESS: Duration = Duration::from_secs(60);
 
 /// Runs every job; returns the results in order.
 ///
@@ -19,17 +26,37 @@ pub fn all<J: Send + std::fmt::Debug, T: Send>(
     let count = jobs.len();
     let queue: Mutex<VecDeque<(usize, J)>> = Mutex::new(jobs.into_iter().enumerate().collect());
     let results: Mutex<Vec<(usize, anyhow::Result<T>)>> = Mutex::default();
+    let running: Mutex<BTreeMap<usize, (Instant, String)>> = Mutex::default();
     let threads = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
     std::thread::scope(|scope| {
+        // Every worker holds a sender: when the last one is gone there is nothing more to tell.
+        let (at_work, all_done) = channel::<()>();
         for _ in 0..threads {
-            scope.spawn(|| {
+            let at_work = at_work.clone();
+            let (queue, running, results, run) = (&queue, &running, &results, &run);
+            scope.spawn(move || {
+                let _at_work = at_work;
                 loop {
                     let job = queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
                     let Some((index, job)) = job else { return };
+                    let named = (Instant::now(), format!("{job:?}"));
+                    running.lock().unwrap_or_else(PoisonError::into_inner).insert(index, named);
                     let result = run(&job).map_err(|error| error.context(format!("{job:?}")));
+                    running.lock().unwrap_or_else(PoisonError::into_inner).remove(&index);
                     results.lock().unwrap_or_else(PoisonError::into_inner).push((index, result));
                 }
             });
+        }
+        drop(at_work);
+        while all_done.recv_timeout(PROGRESS) == Err(RecvTimeoutError::Timeout) {
+            let (done, failed) = {
+                let results = results.lock().unwrap_or_else(PoisonError::into_inner);
+                (results.len(), results.iter().filter(|(_, result)| result.is_err()).count())
+            };
+            let running = running.lock().unwrap_or_else(PoisonError::into_inner);
+            let running: Vec<String> =
+                running.values().map(|(since, job)| format!("{job} for {} s", since.elapsed().as_secs())).collect();
+            println!("{done} of {count} runs done, {failed} failed; at work: {}", running.join("; "));
         }
     });
     let mut results = results.into_inner().unwrap_or_else(PoisonError::into_inner);

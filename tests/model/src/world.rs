@@ -33,9 +33,10 @@ pub const REGION: &str = "us-east-1";
 pub const ELSEWHERE: &str = "eu-west-1";
 
 /// How long nothing may change before a run counts as over. The longest wait of a healthy monitor that is followed by a
-/// change begins with a crash just before the second look at what is gone: 15 s from the first look to the crash, 15 s and
-/// a look (2 s) until the Lease has expired, 15 s until the look is made anew. The longest back-off of an outage is 15 s.
-const QUIET: Duration = Duration::from_secs(60);
+/// change begins with a crash just before the second look at what is gone, and another as soon as its successor leads: 15 s
+/// from the first look to the crash, twice 15 s and a look (2 s) until the Lease has expired, 15 s until the look is made
+/// anew; 64 s in all. The longest back-off of an outage is 15 s.
+const QUIET: Duration = Duration::from_secs(90);
 
 /// How long a run may take to become quiet.
 const BOUND: Duration = Duration::from_secs(1_800);
