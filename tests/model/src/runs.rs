@@ -39,9 +39,10 @@ pub fn all<J: Send + std::fmt::Debug, T: Send>(
                 loop {
                     let job = queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
                     let Some((index, job)) = job else { return };
-                    let named = (Instant::now(), format!("{job:?}"));
-                    running.lock().unwrap_or_else(PoisonError::into_inner).insert(index, named);
-                    let result = run(&job).map_err(|error| error.context(format!("{job:?}")));
+                    let name = format!("{job:?}");
+                    let begun = (Instant::now(), name.clone());
+                    running.lock().unwrap_or_else(PoisonError::into_inner).insert(index, begun);
+                    let result = run(&job).map_err(|error| error.context(name));
                     running.lock().unwrap_or_else(PoisonError::into_inner).remove(&index);
                     results.lock().unwrap_or_else(PoisonError::into_inner).push((index, result));
                 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use gco_bed::wait;
 use http::Request;
 use http_body_util::{BodyExt as _, Full};
 use hyper_util::client::legacy::Client;
@@ -54,17 +55,12 @@ impl Tables {
 
     /// Until the table is `ACTIVE`: before, rows are answered `ResourceNotFoundException`.
     pub(crate) async fn wait_until_active(&self) {
-        let mut seen = Value::Null;
-        let active = async {
-            loop {
-                seen = self.call("DescribeTable", json!({"TableName": "endpoints"})).await.unwrap().1;
-                if seen["Table"]["TableStatus"] == "ACTIVE" {
-                    break;
-                }
-            }
-        };
-        let waited = tokio::time::timeout(Duration::from_secs(60), active).await;
-        assert!(waited.is_ok(), "the table is not active after a minute; last seen: {seen}");
+        wait::until("the table to be active", Duration::from_secs(60), async || {
+            let (_, seen) = self.call("DescribeTable", json!({"TableName": "endpoints"})).await?;
+            if seen["Table"]["TableStatus"] == "ACTIVE" { Ok(()) } else { Err(seen.to_string()) }
+        })
+        .await
+        .unwrap();
     }
 
     /// Puts the row unless one of that name is there.
