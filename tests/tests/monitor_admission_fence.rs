@@ -82,8 +82,9 @@ struct Flood {
 }
 
 impl Flood {
-    /// How many update at once.
-    const TASKS: usize = 8;
+    /// How many update at once. Updates of one object that meet are tried again by the server, which costs it more than it
+    /// brings: one carried 70 a second here, two 113, three 94, eight 69.
+    const TASKS: usize = 2;
 
     fn start(fenced: &Fenced) -> Self {
         let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
