@@ -264,8 +264,10 @@ impl Player {
             message.clear();
         }
         // It tells where in etcd the object is.
-        if message.contains("Precondition failed: UID") {
-            "a uid precondition failed".clone_into(&mut message);
+        for what in ["UID", "ResourceVersion"] {
+            if message.contains(&format!("Precondition failed: {what} in precondition")) {
+                message = format!("a {what} precondition failed");
+            }
         }
         for (place, known) in &self.known {
             for (value, word) in [(&known.uid, "uid"), (&known.version, "version"), (&known.old, "old version")] {

@@ -354,6 +354,33 @@ fn of_deletions() -> Vec<Rule> {
             ],
         ),
         rule(
+            "a deletion without a policy goes on with one in the foreground",
+            GarbageCollection,
+            vec![
+                Step::post("configmaps", config(1)).expect(201),
+                Step::delete("configmaps", "a", json!({"propagationPolicy": "Foreground"})).expect(200),
+                Step::delete("configmaps", "a", json!({})).expect(200),
+                Step::get("configmaps", "a").expect(200),
+                Step::delete("configmaps", "a", json!({"propagationPolicy": "Background"})).expect(200),
+                Step::get("configmaps", "a").expect(404),
+            ],
+        ),
+        rule(
+            "a deletion of one version in the background does not overtake one in the foreground",
+            GarbageCollection,
+            vec![
+                Step::post("configmaps", config(1)).expect(201),
+                Step::delete("configmaps", "a", json!({"propagationPolicy": "Foreground"})).expect(200),
+                Step::delete(
+                    "configmaps",
+                    "a",
+                    json!({"preconditions": {"resourceVersion": "$version"}, "propagationPolicy": "Background"}),
+                )
+                .expect(409),
+                Step::get("configmaps", "a").expect(200),
+            ],
+        ),
+        rule(
             "a dying object can be written, and is not saved by it",
             GarbageCollection,
             vec![

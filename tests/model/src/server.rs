@@ -570,12 +570,25 @@ fn delete(state: &mut State, place: &Place, request: &Request) -> Answer {
     {
         return refused("ResourceVersion", asked, version, "modified");
     }
-    let policy = text(&options, "/propagationPolicy");
+    // Without a policy a deletion in the foreground that is under way goes on as one.
+    let foreground = match text(&options, "/propagationPolicy") {
+        "" => finalizers(&live).contains(&FOREGROUND),
+        policy => policy == "Foreground",
+    };
     let grace = options.get("gracePeriodSeconds").and_then(Value::as_u64);
+    let ends_foreground = is_terminating(&live) && finalizers(&live) == [FOREGROUND] && !foreground;
+    if ends_foreground && given("resourceVersion").is_some() && !dry(request) {
+        // The server looks for its own last write here, which it did not make: such a deletion never gets through.
+        let why = format!(
+            "StorageError: invalid object, Precondition failed: ResourceVersion in precondition: , ResourceVersion in object \
+             meta: {version}"
+        );
+        return Answer::conflict(resource, &place.name, &why);
+    }
     let pending = if dry(request) || options.get("dryRun").is_some() {
-        (policy == "Foreground" || !finalizers(&live).is_empty()).then(|| (*live).clone())
+        (foreground || !finalizers(&live).is_empty()).then(|| (*live).clone())
     } else {
-        remove(state, place, policy == "Foreground", grace)
+        remove(state, place, foreground, grace)
     };
     match pending {
         Some(pending) => Answer::of(200, shaped(&pending, request)),
