@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use async_trait::async_trait;
 use futures::StreamExt as _;
+use gco_bed::rewriting_proxy::RewritingProxy;
 use gco_bed::wait;
 use gco_model::judge;
 use gco_model::scenario::{ENDPOINT, SCENARIOS, Scaler, Scenario, Stage};
@@ -22,6 +23,7 @@ use gco_store::status::State;
 use gco_store::wire::{Item, item_to_plain_json};
 use gco_tests::region::agreement::{QUIET, disagreement};
 use gco_tests::region::gate::{Class, Phase, Trap};
+use gco_tests::region::keda::Keda;
 use gco_tests::region::objects::{number, text};
 use gco_tests::region::{BOUND, Monitor, MonitorSettings, Region, RegionSettings, Snapshot, TableKind, TestTable};
 use gco_tests::size::Size;
@@ -155,21 +157,44 @@ struct Crash {
     same_holder: bool,
 }
 
-#[derive(Clone, Debug)]
-struct Outcome {
-    end: Value,
+/// A run that came to rest; its region and its monitor live on.
+struct Played {
+    place: Place,
+    monitor: Monitor,
+    _keda: Option<Keda>,
+    _proxies: [RewritingProxy; 2],
     /// Names of the pods that were deleted.
     pods: BTreeSet<String>,
     writes: usize,
     killed: String,
 }
 
-async fn run(crash: Crash) -> anyhow::Result<Outcome> {
+impl Played {
+    /// Waits until this run and `usual` have the same end. At rest each may still have news to tell: an autoscaler's first
+    /// look, the end of a roll-out, the purge of a row come without a write before them.
+    async fn meets(&self, usual: &Self) -> anyhow::Result<()> {
+        wait::until("both runs to end the same way", BOUND, || async {
+            let words = |error: anyhow::Error| format!("{error:#}");
+            let ends = tokio::try_join!(end_of(&usual.place.0), end_of(&self.place.0)).map_err(words)?;
+            let different = judge::differences(&ends.0, &ends.1);
+            if different.is_empty() { Ok(()) } else { Err(format!("{different:#?}")) }
+        })
+        .await?;
+        Ok(())
+    }
+
+    async fn end(self) -> anyhow::Result<()> {
+        drop(self.monitor);
+        self.place.0.delete_namespace().await
+    }
+}
+
+async fn run(crash: Crash) -> anyhow::Result<Played> {
     let Crash { scenario, at, same_holder } = crash;
     let table = TestTable::on_server(TableKind::Ministack).await?;
     let place = Place(Region::start_with(RegionSettings::named("us-east-1"), table).await?);
     let region = &place.0;
-    let _keda = if scenario.needs_keda() { Some(region.start_keda().await?) } else { None };
+    let keda = if scenario.needs_keda() { Some(region.start_keda().await?) } else { None };
     let proxies = [region.api_proxy().await?, region.table_proxy().await?];
     let settings = |name| MonitorSettings::named(name).api_through(proxies[0].url()).table_through(proxies[1].url());
     let monitor = Monitor::leading_with(region, settings("first")).await?;
@@ -204,15 +229,8 @@ async fn run(crash: Crash) -> anyhow::Result<Outcome> {
     let deleted = region.requests_since(mark, |event| {
         event.verb == "delete" && event.resource == "pods" && (200..300).contains(&event.code)
     })?;
-    let outcome = Outcome {
-        end: end_of(region).await?,
-        pods: deleted.into_iter().map(|event| event.name).collect(),
-        writes: trap.counted().len(),
-        killed,
-    };
-    drop(monitor);
-    region.delete_namespace().await?;
-    Ok(outcome)
+    let pods = deleted.into_iter().map(|event| event.name).collect();
+    Ok(Played { place, monitor, _keda: keda, _proxies: proxies, pods, writes: trap.counted().len(), killed })
 }
 
 /// Objects and row, without what differs between two runs that ended the same way.
@@ -263,13 +281,15 @@ async fn killed_at_a_write_it_ends_the_same_on_real_servers() -> anyhow::Result<
             ensure!(usual.writes > 0, "{scenario:?} needs no write at all");
             let crashes = crashes_of(scenario, usual.writes, size);
             for crash in &crashes {
-                let outcome = run(*crash).await.with_context(|| format!("{crash:?}"))?;
-                let different = judge::differences(&usual.end, &outcome.end);
-                ensure!(different.is_empty(), "{crash:?}, killed at {}: {different:#?}", outcome.killed);
-                let (pods, usual) = (outcome.pods.len(), usual.pods.len());
-                ensure!(pods <= usual, "{crash:?}, killed at {}: {pods} pods deleted, not {usual}", outcome.killed);
-                println!("{crash:?} at {}: {pods} pods deleted", outcome.killed);
+                let played = run(*crash).await.with_context(|| format!("{crash:?}"))?;
+                let met = played.meets(&usual).await;
+                met.with_context(|| format!("{crash:?}, killed at {}", played.killed))?;
+                let (pods, usual) = (played.pods.len(), usual.pods.len());
+                ensure!(pods <= usual, "{crash:?}, killed at {}: {pods} pods deleted, not {usual}", played.killed);
+                println!("{crash:?} at {}: {pods} pods deleted", played.killed);
+                played.end().await?;
             }
+            usual.end().await?;
             Ok(crashes.len())
         })
         .buffer_unordered(3)
