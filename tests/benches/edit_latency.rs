@@ -21,7 +21,7 @@ use gco_bed::wait;
 use gco_runtime::clock::{Clock as _, SystemClock};
 use gco_tests::region::objects::{model_container, variable};
 use gco_tests::region::rows::spec;
-use gco_tests::region::{Monitor, MonitorSettings, Region, RegionSettings, TableKind, TestTable};
+use gco_tests::region::{Monitor, MonitorSettings, Pods, Region, RegionSettings, TableKind, TestTable};
 use jiff::Timestamp;
 
 struct Arguments {
@@ -84,13 +84,13 @@ async fn main() -> anyhow::Result<()> {
         other => bail!("--table {other}: must be embedded, ministack, dynalite or moto"),
     };
     let table = if arguments.index { table.with_change_index().await? } else { table };
-    let region = Region::start_with(RegionSettings::named("us-east-1"), table).await?;
+    // Without pods: what is measured is the way of an edit, not how fast this machine makes pods. One that stays pending
+    // costs the control plane 0.12 core seconds per edit, and the whole bed then carries seven edits a second on two cores.
+    let settings = RegionSettings { pods: Pods::Never, ..RegionSettings::named("us-east-1") };
+    let region = Region::start_with(settings, table).await?;
     let names: Vec<String> = (0..arguments.rows).map(|number| format!("edit-{number:04}")).collect();
-    // No node takes their pods: what is measured is the way of an edit, not how fast this machine starts pods.
-    let mut nowhere = spec(1, "0");
-    nowhere["node_selector"] = serde_json::json!({"kubernetes.io/hostname": "nowhere"});
     futures::stream::iter(&names)
-        .map(|name| region.deploy(name, nowhere.clone()))
+        .map(|name| region.deploy(name, spec(1, "0")))
         .buffer_unordered(8)
         .collect::<Vec<_>>()
         .await
@@ -116,18 +116,19 @@ async fn main() -> anyhow::Result<()> {
 
     let before = Work::of(&monitor).await?;
     let mark = region.audit()?.mark()?;
-    let mut ticks = tokio::time::interval(Duration::from_secs(1) / arguments.rate);
-    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
     let total = usize::try_from(arguments.seconds * u64::from(arguments.rate))?;
-    let mut edits = Vec::new();
     let began = tokio::time::Instant::now();
-    for number in 0..total {
-        ticks.tick().await;
+    // At their times, however long the ones before them take: a slow table must not make the edits fewer.
+    let edit = |number: usize| {
         // A stride that visits every row before it returns to one.
-        let endpoint = names[number * 7 % names.len()].clone();
-        region.mark(&endpoint, &format!("e{number}")).await?;
-        edits.push(Edit { endpoint, committed_at: SystemClock.wall() });
-    }
+        let (region, endpoint) = (&region, names[number * 7 % names.len()].clone());
+        async move {
+            tokio::time::sleep_until(began + Duration::from_secs(1) / arguments.rate * u32::try_from(number)?).await;
+            region.mark(&endpoint, &format!("e{number}")).await?;
+            anyhow::Ok(Edit { endpoint, committed_at: SystemClock.wall() })
+        }
+    };
+    let edits: Vec<Edit> = futures::future::try_join_all((0..total).map(edit)).await?;
     let took = began.elapsed();
 
     let last: BTreeMap<&str, usize> =

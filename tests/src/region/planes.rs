@@ -23,6 +23,8 @@ pub enum Pods {
     StatusOnly,
     /// The simulated engine, probed as a kubelet does.
     Engines,
+    /// There are no pods: nothing makes any of a ReplicaSet. For what is measured while two cores are to be the monitor's.
+    Never,
 }
 
 /// How many regions there can be whose endpoints have the same row: rows name a namespace, so two regions of one row need
@@ -34,6 +36,7 @@ const NODE: &str = "suite-node";
 
 static WITH_STATUS_ONLY: [OnceCell<Plane>; MOST] = [const { OnceCell::const_new() }; MOST];
 static WITH_ENGINES: [OnceCell<Plane>; MOST] = [const { OnceCell::const_new() }; MOST];
+static WITHOUT_PODS: [OnceCell<Plane>; MOST] = [const { OnceCell::const_new() }; MOST];
 
 /// A control plane whose pods run, or seem to.
 #[derive(Debug)]
@@ -83,6 +86,7 @@ pub async fn plane(number: usize, pods: Pods) -> anyhow::Result<&'static Plane> 
     let cells = match pods {
         Pods::StatusOnly => &WITH_STATUS_ONLY,
         Pods::Engines => &WITH_ENGINES,
+        Pods::Never => &WITHOUT_PODS,
     };
     let cell = cells.get(number).with_context(|| format!("there are {MOST} control planes, not {number}"))?;
     cell.get_or_try_init(|| start(number, pods)).await
@@ -90,7 +94,10 @@ pub async fn plane(number: usize, pods: Pods) -> anyhow::Result<&'static Plane> 
 
 async fn start(number: usize, pods: Pods) -> anyhow::Result<Plane> {
     let mut settings = ControlPlaneSettings::named(format!("region-{number}"));
-    settings.scheduler = true;
+    settings.scheduler = pods != Pods::Never;
+    if pods == Pods::Never {
+        settings.controller_manager_flags.push("--controllers=-replicaset-controller".to_owned());
+    }
     // The default is 15 s, and nobody measures anything here: all that an autoscaler does is to keep within its bounds.
     settings.controller_manager_flags.push("--horizontal-pod-autoscaler-sync-period=1s".to_owned());
     let control_plane = ControlPlane::start(settings).await?;
@@ -106,7 +113,9 @@ async fn start(number: usize, pods: Pods) -> anyhow::Result<Plane> {
         nodes: BTreeMap::from([(NODE.to_owned(), "10.0.0.1".to_owned())]),
         images: images(engine(pods)?),
         behaviour: match pods {
-            Pods::StatusOnly => Behaviour::StatusOnly { ready_delay: Duration::ZERO, stop_delay: Duration::ZERO },
+            Pods::StatusOnly | Pods::Never => {
+                Behaviour::StatusOnly { ready_delay: Duration::ZERO, stop_delay: Duration::ZERO }
+            }
             Pods::Engines => Behaviour::Processes,
         },
         dial_map_file: folder.path().join(DIAL_MAP_FILE),
