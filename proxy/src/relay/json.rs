@@ -8,6 +8,8 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
+use smallvec::SmallVec;
+
 /// The most members that a request may have at its top level. The OpenAI API and vLLM's additions together know about 120.
 const MOST_MEMBERS: usize = 4_096;
 
@@ -224,12 +226,27 @@ fn skip_value(bytes: &[u8], start: usize) -> Option<usize> {
     }
 }
 
+/// The bytes that give a container its shape: brackets, braces and the quote.
+static SHAPES: [bool; 256] = {
+    let mut shapes = [false; 256];
+    let mut index = 0;
+    while index < SHAPE_BYTES.len() {
+        shapes[SHAPE_BYTES[index] as usize] = true;
+        index += 1;
+    }
+    shapes
+};
+
+const SHAPE_BYTES: &[u8; 5] = b"[]{}\"";
+
 /// The position after the object or array that starts at `start`; its brackets must match, or it would end elsewhere for
 /// another parser.
 fn skip_container(bytes: &[u8], start: usize) -> Option<usize> {
-    let mut awaited: Vec<u8> = Vec::with_capacity(8);
+    let mut awaited: SmallVec<[u8; 32]> = SmallVec::new();
     let mut at = start;
     loop {
+        // Block ids and token ids are long lists of digits: one look-up per byte.
+        at += bytes.get(at..)?.iter().position(|byte| SHAPES[usize::from(*byte)])?;
         match *bytes.get(at)? {
             b'"' => {
                 at = skip_string(bytes, at)?;

@@ -8,12 +8,14 @@
 //! | [`errors`] | errors as OpenAI's clients read them |
 //! | [`events`] | the first event of a stream, held back until it is whole |
 //! | [`upstream`] | connections to engines, kept per backend |
+//! | `nudge` | keeps a connection's halves from waking the task that drives them |
 
 pub mod body;
 pub mod errors;
 pub mod events;
 pub mod headers;
 pub mod json;
+mod nudge;
 pub mod upstream;
 
 #[cfg(test)]

@@ -22,6 +22,8 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
+use super::headers;
+use super::nudge::Nudge;
 use crate::backends::{Backend, BackendKey, Dial};
 use crate::exchange::Fault;
 
@@ -36,10 +38,20 @@ pub struct Call {
     pub method: Method,
     /// Path and query as the client wrote them.
     pub path: PathAndQuery,
-    /// All headers but `Host`.
-    pub headers: HeaderMap,
+    /// The headers for engines, as [`headers::to_engine`] makes them. Shared: both legs and every try copy them once, into
+    /// the request that is sent.
+    pub headers: Arc<HeaderMap>,
+    /// Prefill's leg gets fewer of them, and a rank: [`headers::for_prefill`].
+    pub for_prefill: Option<ForPrefill>,
     /// The body.
     pub body: Bytes,
+}
+
+/// What makes a prefill leg's headers differ from decode's.
+#[derive(Clone, Copy, Debug)]
+pub struct ForPrefill {
+    /// The data-parallel rank that the request is for.
+    pub rank: Option<u32>,
 }
 
 type Sender = http1::SendRequest<Full<Bytes>>;
@@ -49,12 +61,14 @@ type Driver = http1::Connection<TokioIo<TcpStream>, Full<Bytes>>;
 struct Link {
     sender: Sender,
     driver: Driver,
+    nudge: Nudge,
 }
 
 impl Link {
     /// Whether it can take a request: nothing is under way on it and the engine has not closed it.
     fn is_usable(&mut self, context: &mut Context<'_>) -> bool {
-        Pin::new(&mut self.driver).poll(context).is_pending() && self.sender.is_ready()
+        let Self { sender, driver, nudge } = self;
+        nudge.look(context, |context| Pin::new(&mut *driver).poll(context)).is_pending() && sender.is_ready()
     }
 }
 
@@ -180,27 +194,33 @@ async fn connect(dial: &Dial) -> io::Result<Box<Link>> {
     let mut builder = http1::Builder::new();
     builder.max_buf_size(LARGEST_READ);
     let (sender, driver) = builder.handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
-    Ok(Box::new(Link { sender, driver }))
+    Ok(Box::new(Link { sender, driver, nudge: Nudge::new() }))
 }
 
 fn request(call: &Call, backend: &Backend) -> Request<Full<Bytes>> {
     let mut request = Request::new(Full::new(call.body.clone()));
     *request.method_mut() = call.method.clone();
     *request.uri_mut() = Uri::from(call.path.clone());
-    *request.headers_mut() = call.headers.clone();
-    request.headers_mut().insert(header::HOST, backend.host_header().clone());
+    let mut headers = HeaderMap::clone(&call.headers);
+    if let Some(ForPrefill { rank }) = call.for_prefill {
+        headers::for_prefill(&mut headers, rank);
+    }
+    headers.insert(header::HOST, backend.host_header().clone());
+    *request.headers_mut() = headers;
     request
 }
 
 async fn exchange_heads(link: &mut Link, request: Request<Full<Bytes>>) -> hyper::Result<Response<Incoming>> {
-    let Link { sender, driver } = link;
+    let Link { sender, driver, nudge } = link;
     let mut response = pin!(sender.send_request(request));
     let mut driver_ended = false;
     poll_fn(|context| {
-        if !driver_ended {
-            driver_ended = Pin::new(&mut *driver).poll(context).is_ready();
-        }
-        response.as_mut().poll(context)
+        nudge.look(context, |context| {
+            if !driver_ended {
+                driver_ended = Pin::new(&mut *driver).poll(context).is_ready();
+            }
+            response.as_mut().poll(context)
+        })
     })
     .await
 }
@@ -227,12 +247,24 @@ impl Answer {
     /// When the connection broke before the end.
     pub fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, Fault>>> {
         loop {
-            if let Some(link) = &mut self.link
-                && Pin::new(&mut link.driver).poll(context).is_ready()
-            {
-                self.link = None;
-            }
-            let piece = match Pin::new(&mut self.body).poll_frame(context) {
+            let frame = match &mut self.link {
+                Some(link) => {
+                    let Link { driver, nudge, .. } = &mut **link;
+                    let (mut driver_ended, body) = (false, &mut self.body);
+                    let frame = nudge.look(context, |context| {
+                        if !driver_ended {
+                            driver_ended = Pin::new(&mut *driver).poll(context).is_ready();
+                        }
+                        Pin::new(&mut *body).poll_frame(context)
+                    });
+                    if driver_ended {
+                        self.link = None;
+                    }
+                    frame
+                }
+                None => Pin::new(&mut self.body).poll_frame(context),
+            };
+            let piece = match frame {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(None) => None,
                 Poll::Ready(Some(Err(_))) => {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderValue;
+use http::uri::PathAndQuery;
 use tokio::time::Instant;
 
 use super::gaps::Gaps;
@@ -61,7 +62,7 @@ impl Observer for Metrics {
 pub(super) struct Account {
     worker: Arc<Worker>,
     started: Instant,
-    path: String,
+    path: PathAndQuery,
     request_id: Option<HeaderValue>,
     /// The transfer id of the last try.
     pub(super) transfer_id: Option<String>,
@@ -76,11 +77,11 @@ pub(super) struct Account {
 }
 
 impl Account {
-    pub(super) fn new(worker: Arc<Worker>, path: &str, now: Instant) -> Self {
+    pub(super) fn new(worker: Arc<Worker>, path: PathAndQuery, now: Instant) -> Self {
         Self {
             worker,
             started: now,
-            path: path.to_owned(),
+            path,
             request_id: None,
             transfer_id: None,
             is_exchange: false,
@@ -123,7 +124,7 @@ impl Drop for Account {
         if self.worker.is_sampled() {
             let seconds = |duration: Option<Duration>| duration.map(|duration| duration.as_secs_f64());
             tracing::info!(
-                path = self.path,
+                path = self.path.path(),
                 request_id = self.request_id.as_ref().and_then(|id| id.to_str().ok()),
                 transfer_id = self.transfer_id,
                 outcome = self.outcome.map(Outcome::word),

@@ -27,14 +27,14 @@ use crate::exchange::{Absence, Action, Connector, Deadline, Event, Exchange, Out
 use crate::relay::body::Looked;
 use crate::relay::errors::Failure;
 use crate::relay::headers;
-use crate::relay::upstream::Call;
+use crate::relay::upstream::{Call, ForPrefill};
 
 /// A request that is to be served by engines.
 pub(super) struct Asked<'b> {
     pub(super) method: Method,
     pub(super) path: PathAndQuery,
     /// The headers that go to engines.
-    pub(super) headers: HeaderMap,
+    pub(super) headers: Arc<HeaderMap>,
     pub(super) body: Bytes,
     /// What was found in the body, when it was looked at.
     pub(super) looked: Option<Looked<'b>>,
@@ -288,19 +288,19 @@ impl Shell<'_, '_> {
         }
     }
 
-    fn call(&self, headers: HeaderMap, body: Bytes) -> Call {
-        Call { method: self.asked.method.clone(), path: self.asked.path.clone(), headers, body }
+    fn call(&self, for_prefill: Option<ForPrefill>, body: Bytes) -> Call {
+        let Asked { method, path, headers, .. } = &self.asked;
+        Call { method: method.clone(), path: path.clone(), headers: headers.clone(), for_prefill, body }
     }
 
     fn send_prefill(&mut self) {
         // Only a request whose body was looked at is split, and only with a prefill at hand; without them the leg stays
         // unsent and the clock ends the try.
         let (Some(pick), Some(looked)) = (&self.prefill, &self.asked.looked) else { return };
-        let mut headers = self.asked.headers.clone();
-        headers::for_prefill(&mut headers, self.rank);
         let body = looked.prefill(self.prefill_parameters.as_deref());
         self.prefill_sent = Some(Instant::now());
-        self.prefill_leg = Some(legs::prefill(self.worker, pick.backend(), self.call(headers, body)));
+        self.prefill_leg =
+            Some(legs::prefill(self.worker, pick.backend(), self.call(Some(ForPrefill { rank: self.rank }), body)));
     }
 
     fn send_decode(&mut self, with_parameters: bool) {
@@ -311,7 +311,7 @@ impl Shell<'_, '_> {
             Some(looked) => looked.decode(&self.asked.body, parameters),
             None => self.asked.body.clone(),
         };
-        let call = self.call(self.asked.headers.clone(), body);
+        let call = self.call(None, body);
         self.decode_leg = Some(legs::decode(self.worker, pick.backend(), call, with_parameters));
     }
 

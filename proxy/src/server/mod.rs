@@ -21,11 +21,13 @@ mod request;
 mod worker;
 
 use std::convert::Infallible;
+use std::future::{Future, poll_fn};
 use std::io;
 use std::net::SocketAddr;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::Waker;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -149,6 +151,7 @@ impl Server {
             }
         }
         drop(listener);
+        self.cores.iter().for_each(|core| core.worker.leave());
         self.connections.close();
         tracing::info!(connections = self.connections.len(), "no longer listening; running requests may finish");
         let drained = drain("running requests", self.shared.options.drain, self.connections.wait()).await;
@@ -236,23 +239,42 @@ async fn serve_connection<S: AsyncRead + AsyncWrite + Unpin>(worker: Arc<Worker>
         .half_close(false)
         .max_header_size(options.max_header_bytes)
         .max_buf_size(options.max_header_bytes.max(LEAST_BUFFER).max(LARGEST_READ));
-    let stop = worker.shared.stop.clone();
+    let leaves = worker.clone();
     let service = service_fn(move |request| {
         // Boxed, or every connection would keep the room of the largest request for as long as it lasts.
         let served = Box::pin(request::serve(worker.clone(), request, busy.begin()));
         async move { Ok::<_, Infallible>(served.await) }
     });
-    let mut connection = pin!(builder.serve_connection(io, service));
-    let ended = tokio::select! {
-        ended = connection.as_mut() => ended,
-        () = stop.cancelled() => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
-        }
-    };
-    if let Err(error) = ended {
+    let connection = builder.serve_connection(io, service);
+    if let Err(error) = until_it_leaves(&leaves, connection, |connection| connection.graceful_shutdown()).await {
         tracing::debug!(error = %error, "a connection ended early");
     }
+}
+
+/// Drives a connection, and tells it once when the worker leaves.
+///
+/// The call that tells of it is waited for once and not at every step: an event must not cost the lock of what all
+/// connections wait for.
+async fn until_it_leaves<C: Future>(worker: &Worker, connection: C, shut_down: impl Fn(Pin<&mut C>)) -> C::Output {
+    let (mut connection, mut left) = (pin!(connection), pin!(worker.left()));
+    let mut waits_with: Option<Waker> = None;
+    let mut told = false;
+    poll_fn(|context| {
+        if !told {
+            let waits = waits_with.as_ref().is_some_and(|waker| waker.will_wake(context.waker()));
+            if !waits {
+                waits_with = Some(context.waker().clone());
+                let _ = left.as_mut().poll(context);
+            }
+            // After the wait has begun: a call in between would be missed.
+            if worker.is_leaving() {
+                told = true;
+                shut_down(connection.as_mut());
+            }
+        }
+        connection.as_mut().poll(context)
+    })
+    .await
 }
 
 #[cfg(test)]

@@ -40,8 +40,8 @@ pub(super) async fn serve(worker: Arc<Worker>, request: Request<Incoming>, busy:
         let (parts, bytes) = answer.into_parts();
         return Response::from_parts(parts, AnswerBody::whole(bytes, None, busy));
     }
-    let mut account = Box::new(Account::new(worker.clone(), parts.uri.path(), Instant::now()));
     let path = parts.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
+    let mut account = Box::new(Account::new(worker.clone(), path.clone(), Instant::now()));
     let request_id = match parts.headers.get(headers::REQUEST_ID) {
         Some(theirs) => theirs.clone(),
         None => worker.ids.request_id(),
@@ -49,7 +49,7 @@ pub(super) async fn serve(worker: Arc<Worker>, request: Request<Incoming>, busy:
     account.named(request_id.clone());
     let options = worker.options();
     let mut asked = Asked {
-        headers: headers::to_engine(&parts.headers, &options.forwarded, &request_id),
+        headers: Arc::new(headers::to_engine(&parts.headers, &options.forwarded, &request_id)),
         session: options.affinity.as_ref().and_then(|name| parts.headers.get(name).cloned()),
         method: parts.method,
         path,

@@ -4,14 +4,14 @@
 //! but the counters of the fleet.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
 use gco_runtime::random::Randomness;
 use http::header::HeaderName;
 use http::{Response, StatusCode, request};
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 
 use super::account::Observer;
 use super::client_io::Patience;
@@ -103,6 +103,8 @@ pub struct Worker {
     pub(super) ids: Ids,
     /// Connections of clients that it has now.
     pub(super) connections: AtomicUsize,
+    leaving: AtomicBool,
+    left: CancellationToken,
 }
 
 impl std::fmt::Debug for Worker {
@@ -114,7 +116,25 @@ impl std::fmt::Debug for Worker {
 impl Worker {
     pub(super) fn new(shared: Arc<Shared>, randomness: &dyn Randomness) -> Arc<Self> {
         let pool = Arc::new(Pool::new(shared.options.pool_idle));
-        Arc::new(Self { shared, pool, ids: Ids::new(randomness), connections: AtomicUsize::new(0) })
+        let (leaving, left) = (AtomicBool::new(false), CancellationToken::new());
+        Arc::new(Self { shared, pool, ids: Ids::new(randomness), connections: AtomicUsize::new(0), leaving, left })
+    }
+
+    /// From now on its connections end after the answers under way.
+    pub(super) fn leave(&self) {
+        // The flag before the call: whoever is called looks at the flag.
+        self.leaving.store(true, Ordering::Release);
+        self.left.cancel();
+    }
+
+    /// Whether [`Worker::leave`] was called: one load, for every time that a connection does anything.
+    pub(super) fn is_leaving(&self) -> bool {
+        self.leaving.load(Ordering::Acquire)
+    }
+
+    /// Ends with [`Worker::leave`].
+    pub(super) fn left(&self) -> WaitForCancellationFuture<'_> {
+        self.left.cancelled()
     }
 
     pub(super) fn options(&self) -> &Options {
