@@ -6,6 +6,7 @@
 use bytes::Bytes;
 
 use super::json::{self, JsonError, Member, Object};
+use super::spliced::{Spliced, Splicer};
 use crate::exchange::Reason;
 
 /// The member that carries a leg's parameters.
@@ -97,26 +98,26 @@ impl Looked<'_> {
 
     /// The body of a decode leg; `whole` are the same bytes that were looked at.
     #[must_use]
-    pub fn decode(&self, whole: &Bytes, parameters: Option<&str>) -> Bytes {
+    pub fn decode(&self, whole: &Bytes, parameters: Option<&str>) -> Spliced {
         if !self.strips && parameters.is_none() {
-            return whole.clone();
+            return whole.clone().into();
         }
-        let mut out = Vec::with_capacity(self.object.bytes.len() + parameters.map_or(0, |text| text.len() + 32));
-        let is_empty = self.copy_kept(is_stripped, &mut out);
+        let mut out = Splicer::new(whole, parameters.map_or(0, |text| text.len() + 32));
+        let is_empty = self.keep(is_stripped, &mut out);
         if let Some(parameters) = parameters {
-            push_member(&mut out, is_empty, "kv_transfer_params", parameters);
+            write_member(&mut out, is_empty, "kv_transfer_params", parameters);
         }
-        self.copy_end(&mut out);
-        out.into()
+        self.keep_end(&mut out);
+        out.finish()
     }
 
-    /// The body of a prefill leg.
+    /// The body of a prefill leg; `whole` are the same bytes that were looked at.
     ///
     /// Generation is held to one token: KV is kept only when the answer ends by its length, so a stop token may not end it
     /// first (`min_tokens` 1), and engines refuse a `min_tokens` above `max_tokens` and stream options without a stream.
     #[must_use]
-    pub fn prefill(&self, parameters: Option<&str>) -> Bytes {
-        let mut out = Vec::with_capacity(self.object.bytes.len() + parameters.map_or(0, str::len) + 160);
+    pub fn prefill(&self, whole: &Bytes, parameters: Option<&str>) -> Spliced {
+        let mut out = Splicer::new(whole, parameters.map_or(0, str::len) + 160);
         let is_set = |key: &[u8]| {
             matches!(
                 key,
@@ -129,34 +130,33 @@ impl Looked<'_> {
                     | b"min_completion_tokens"
             )
         };
-        let is_empty = self.copy_kept(|key| is_stripped(key) || is_set(key), &mut out);
-        push_member(&mut out, is_empty, "stream", "false");
-        push_member(&mut out, false, "max_tokens", "1");
-        push_member(&mut out, false, "min_tokens", "1");
+        let is_empty = self.keep(|key| is_stripped(key) || is_set(key), &mut out);
+        write_member(&mut out, is_empty, "stream", "false");
+        write_member(&mut out, false, "max_tokens", "1");
+        write_member(&mut out, false, "min_tokens", "1");
         for only_if_there in ["max_completion_tokens", "max_output_tokens"] {
             if self.object.value(only_if_there).is_some() {
-                push_member(&mut out, false, only_if_there, "1");
+                write_member(&mut out, false, only_if_there, "1");
             }
         }
         if let Some(parameters) = parameters {
-            push_member(&mut out, false, "kv_transfer_params", parameters);
+            write_member(&mut out, false, "kv_transfer_params", parameters);
         }
-        self.copy_end(&mut out);
-        out.into()
+        self.keep_end(&mut out);
+        out.finish()
     }
 
-    /// Copies everything up to the end of the last member that is kept, without those that are not; says whether none was.
-    fn copy_kept(&self, is_dropped: impl Fn(&[u8]) -> bool, out: &mut Vec<u8>) -> bool {
-        let bytes = self.object.bytes;
+    /// Keeps everything up to the end of the last member that is kept, without those that are not; says whether none was.
+    fn keep(&self, is_dropped: impl Fn(&[u8]) -> bool, out: &mut Splicer<'_>) -> bool {
         let first = self.object.members.first().map_or(self.object.close, |member| member.span.start);
-        out.extend_from_slice(&bytes[..first]);
+        out.keep(0..first);
         let mut last_kept: Option<usize> = None;
-        // A run of kept members is one copy, with the commas and spaces between them.
+        // A run of kept members is one stretch, with the commas and spaces between them.
         let mut run: Option<std::ops::Range<usize>> = None;
         for (index, Member { key, span, .. }) in self.object.members.iter().enumerate() {
             if is_dropped(key) {
                 if let Some(run) = run.take() {
-                    out.extend_from_slice(&bytes[run]);
+                    out.keep(run);
                 }
                 continue;
             }
@@ -174,41 +174,47 @@ impl Looked<'_> {
             last_kept = Some(index);
         }
         if let Some(run) = run {
-            out.extend_from_slice(&bytes[run]);
+            out.keep(run);
         }
         last_kept.is_none()
     }
 
-    /// Copies what stands after the last member.
-    fn copy_end(&self, out: &mut Vec<u8>) {
+    /// Keeps what stands after the last member.
+    fn keep_end(&self, out: &mut Splicer<'_>) {
         let end = self.object.members.last().map_or(self.object.close, |member| member.span.end);
-        out.extend_from_slice(&self.object.bytes[end..]);
+        out.keep(end..self.object.bytes.len());
     }
 }
 
-fn push_member(out: &mut Vec<u8>, is_first: bool, key: &str, value: &str) {
+fn write_member(out: &mut Splicer<'_>, is_first: bool, key: &str, value: &str) {
     if !is_first {
-        out.push(b',');
+        out.write(b",");
     }
-    out.push(b'"');
-    out.extend_from_slice(key.as_bytes());
-    out.extend_from_slice(b"\":");
-    out.extend_from_slice(value.as_bytes());
+    out.write(b"\"");
+    out.write(key.as_bytes());
+    out.write(b"\":");
+    out.write(value.as_bytes());
 }
 
 #[cfg(test)]
 mod tests {
+    use bytes::Buf as _;
     use serde_json::{Value, json};
 
     use super::*;
 
+    fn text(mut spliced: Spliced) -> String {
+        String::from_utf8(spliced.copy_to_bytes(spliced.remaining()).to_vec()).unwrap()
+    }
+
     fn decode(body: &str, parameters: Option<&str>) -> String {
         let bytes = Bytes::copy_from_slice(body.as_bytes());
-        String::from_utf8(look(&bytes).unwrap().decode(&bytes, parameters).to_vec()).unwrap()
+        text(look(&bytes).unwrap().decode(&bytes, parameters))
     }
 
     fn prefill(body: &str) -> Value {
-        serde_json::from_slice(&look(body.as_bytes()).unwrap().prefill(Some(r#"{"t":1}"#))).unwrap()
+        let bytes = Bytes::copy_from_slice(body.as_bytes());
+        serde_json::from_str(&text(look(&bytes).unwrap().prefill(&bytes, Some(r#"{"t":1}"#)))).unwrap()
     }
 
     #[test]

@@ -160,8 +160,9 @@ pub fn array_shape(bytes: &[u8]) -> Option<(usize, Option<u8>)> {
 }
 
 fn member(bytes: &[u8], start: usize) -> Option<Member<'_>> {
-    let key_end = skip_string(bytes, start)?;
-    let key = unescape(&bytes[start + 1..key_end - 1])?;
+    let (key_end, has_escapes) = string(bytes, start)?;
+    let key = &bytes[start + 1..key_end - 1];
+    let key = if has_escapes { unescape(key)? } else { Cow::Borrowed(key) };
     let colon = skip_space(bytes, key_end);
     if *bytes.get(colon)? != b':' {
         return None;
@@ -197,16 +198,33 @@ fn skip_space(bytes: &[u8], mut at: usize) -> usize {
 
 /// The position after the string whose opening quote is at `start`.
 fn skip_string(bytes: &[u8], start: usize) -> Option<usize> {
+    string(bytes, start).map(|(end, _)| end)
+}
+
+/// So many bytes of a string are looked at one by one: keys and most values end within them, and beginning a search of many
+/// bytes at once costs as much. Prompts are searched.
+const SHORT: usize = 24;
+
+/// The position after the string whose opening quote is at `start`, and whether it has escapes.
+fn string(bytes: &[u8], start: usize) -> Option<(usize, bool)> {
     if *bytes.get(start)? != b'"' {
         return None;
     }
     let mut at = start + 1;
+    let near = bytes.get(at..)?.iter().take(SHORT).position(|byte| matches!(byte, b'"' | b'\\'));
+    match near {
+        Some(near) if bytes[at + near] == b'"' => return Some((at + near + 1, false)),
+        Some(near) => at += near,
+        None => at = (at + SHORT).min(bytes.len()),
+    }
+    let mut has_escapes = false;
     loop {
         at += memchr::memchr2(b'"', b'\\', bytes.get(at..)?)?;
         if bytes[at] == b'"' {
-            return Some(at + 1);
+            return Some((at + 1, has_escapes));
         }
         // Whatever the escaped byte is, it does not end the string.
+        has_escapes = true;
         at += 2;
     }
 }
@@ -226,18 +244,30 @@ fn skip_value(bytes: &[u8], start: usize) -> Option<usize> {
     }
 }
 
-/// The bytes that give a container its shape: brackets, braces and the quote.
-static SHAPES: [bool; 256] = {
-    let mut shapes = [false; 256];
-    let mut index = 0;
-    while index < SHAPE_BYTES.len() {
-        shapes[SHAPE_BYTES[index] as usize] = true;
-        index += 1;
-    }
-    shapes
-};
+/// Whether a byte gives a container its shape: brackets, braces and the quote.
+const fn is_shape(byte: u8) -> bool {
+    matches!(byte, b'[' | b']' | b'{' | b'}' | b'"')
+}
 
-const SHAPE_BYTES: &[u8; 5] = b"[]{}\"";
+/// So many bytes of a container without a shape are passed over at once: block ids and token ids are long lists of digits.
+const BLOCK: usize = 32;
+
+/// The position of the next byte that gives the container its shape.
+fn next_shape(bytes: &[u8]) -> Option<usize> {
+    let (near, far) = bytes.split_at(bytes.len().min(BLOCK / 4));
+    if let Some(at) = near.iter().position(|byte| is_shape(*byte)) {
+        return Some(at);
+    }
+    let mut at = near.len();
+    // Without a way out in the middle, so that the compiler makes a few wide instructions of each block.
+    for block in far.chunks_exact(BLOCK) {
+        if block.iter().fold(false, |any, byte| any | is_shape(*byte)) {
+            break;
+        }
+        at += BLOCK;
+    }
+    bytes[at..].iter().position(|byte| is_shape(*byte)).map(|found| at + found)
+}
 
 /// The position after the object or array that starts at `start`; its brackets must match, or it would end elsewhere for
 /// another parser.
@@ -245,8 +275,7 @@ fn skip_container(bytes: &[u8], start: usize) -> Option<usize> {
     let mut awaited: SmallVec<[u8; 32]> = SmallVec::new();
     let mut at = start;
     loop {
-        // Block ids and token ids are long lists of digits: one look-up per byte.
-        at += bytes.get(at..)?.iter().position(|byte| SHAPES[usize::from(*byte)])?;
+        at += next_shape(bytes.get(at..)?)?;
         match *bytes.get(at)? {
             b'"' => {
                 at = skip_string(bytes, at)?;
@@ -350,6 +379,22 @@ mod tests {
         assert_eq!(object.value("f"), Some(b"-1.5e+3".as_slice()));
         assert_eq!(object.value("d"), None);
         assert_eq!(keys("{}"), Vec::<String>::new());
+    }
+
+    #[test]
+    fn strings_and_lists_of_every_length_end_where_they_end() {
+        for length in 0..100 {
+            let fill = "1".repeat(length);
+            for (key, plain) in [("", ""), ("\\\"", "\""), ("\\\\", "\\")] {
+                let text = format!("{{\"{fill}{key}\":[{fill},{{}},\"]{key}\",{fill}],\"b\":\"{fill}{key}\"}}");
+                let object = scan(text.as_bytes()).unwrap();
+                assert_eq!(keys(&text), [format!("{fill}{plain}"), "b".to_owned()], "{text}");
+                assert_eq!(object.value("b"), Some(format!("\"{fill}{key}\"").as_bytes()), "{text}");
+                let open = &text[..text.len() - 2];
+                assert_eq!(scan(open.as_bytes()).unwrap_err(), JsonError::Invalid, "{open}");
+            }
+            assert_eq!(skip_container(format!("[{fill}").as_bytes(), 0), None);
+        }
     }
 
     #[test]

@@ -15,7 +15,6 @@ use bytes::Bytes;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, Method, Request, Response, Uri, header, response};
 use http_body::{Body as _, SizeHint};
-use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
@@ -23,7 +22,9 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use super::headers;
+use super::joined::Joined;
 use super::nudge::Nudge;
+use super::spliced::Spliced;
 use crate::backends::{Backend, BackendKey, Dial};
 use crate::exchange::Fault;
 
@@ -44,7 +45,7 @@ pub struct Call {
     /// Prefill's leg gets fewer of them, and a rank: [`headers::for_prefill`].
     pub for_prefill: Option<ForPrefill>,
     /// The body.
-    pub body: Bytes,
+    pub body: Spliced,
 }
 
 /// What makes a prefill leg's headers differ from decode's.
@@ -54,21 +55,33 @@ pub struct ForPrefill {
     pub rank: Option<u32>,
 }
 
-type Sender = http1::SendRequest<Full<Bytes>>;
-type Driver = http1::Connection<TokioIo<TcpStream>, Full<Bytes>>;
+type Sender = http1::SendRequest<Spliced>;
+type Driver = http1::Connection<TokioIo<Joined<TcpStream>>, Spliced>;
 
 /// One connection: hyper's two halves of it.
 struct Link {
     sender: Sender,
     driver: Driver,
+    /// Whether the driver has nothing more to do: the connection is closed.
+    has_ended: bool,
     nudge: Nudge,
 }
 
 impl Link {
     /// Whether it can take a request: nothing is under way on it and the engine has not closed it.
+    ///
+    /// On one that was looked at before and to which nothing has happened since, this polls nothing.
     fn is_usable(&mut self, context: &mut Context<'_>) -> bool {
-        let Self { sender, driver, nudge } = self;
-        nudge.look(context, |context| Pin::new(&mut *driver).poll(context)).is_pending() && sender.is_ready()
+        let _ = self.look(context, |_| Poll::<()>::Pending);
+        !self.has_ended && self.sender.is_ready()
+    }
+
+    /// Drives the connection as far as it goes, and polls what waits for it when that may have become ready.
+    fn look<T>(&mut self, context: &mut Context<'_>, take: impl FnMut(&mut Context<'_>) -> Poll<T>) -> Poll<T> {
+        let Self { driver, has_ended, nudge, .. } = self;
+        let drive =
+            |context: &mut Context<'_>| *has_ended = *has_ended || Pin::new(&mut *driver).poll(context).is_ready();
+        nudge.look(context, drive, take)
     }
 }
 
@@ -99,8 +112,7 @@ impl Pool {
     }
 
     /// Takes a connection to the backend that still works; the last one used comes first.
-    fn take(&self, key: &BackendKey, context: &mut Context<'_>) -> Option<Box<Link>> {
-        let now = Instant::now();
+    fn take(&self, key: &BackendKey, now: Instant, context: &mut Context<'_>) -> Option<Box<Link>> {
         loop {
             let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
             let Idle { mut link, since } = idle.get_mut(key)?.pop()?;
@@ -141,7 +153,7 @@ impl Pool {
     }
 }
 
-/// Sends a call and waits for the head of the answer.
+/// Sends a call at `now` and waits for the head of the answer.
 ///
 /// A connection that was kept may have been closed by the engine at the very moment; then the call is sent once more on a new
 /// one.
@@ -153,8 +165,9 @@ pub async fn send(
     backend: &Arc<Backend>,
     call: &Call,
     connect_time_out: Duration,
+    now: Instant,
 ) -> Result<(response::Parts, Answer), Fault> {
-    if let Some(mut link) = poll_fn(|context| Poll::Ready(pool.take(backend.key(), context))).await
+    if let Some(mut link) = poll_fn(|context| Poll::Ready(pool.take(backend.key(), now, context))).await
         && let Ok(response) = exchange_heads(&mut link, request(call, backend)).await
     {
         return Ok(begun(response, link, pool, backend));
@@ -179,7 +192,7 @@ fn begun(
     let (parts, body) = response.into_parts();
     let mut answer = Answer { body, link: Some(link), pool: pool.clone(), backend: backend.clone() };
     if answer.body.is_end_stream() {
-        answer.give_back(&mut Context::from_waker(Waker::noop()));
+        answer.give_back();
     }
     (parts, answer)
 }
@@ -193,12 +206,12 @@ async fn connect(dial: &Dial) -> io::Result<Box<Link>> {
     stream.set_nodelay(true)?;
     let mut builder = http1::Builder::new();
     builder.max_buf_size(LARGEST_READ);
-    let (sender, driver) = builder.handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
-    Ok(Box::new(Link { sender, driver, nudge: Nudge::new() }))
+    let (sender, driver) = builder.handshake(TokioIo::new(Joined(stream))).await.map_err(io::Error::other)?;
+    Ok(Box::new(Link { sender, driver, has_ended: false, nudge: Nudge::new() }))
 }
 
-fn request(call: &Call, backend: &Backend) -> Request<Full<Bytes>> {
-    let mut request = Request::new(Full::new(call.body.clone()));
+fn request(call: &Call, backend: &Backend) -> Request<Spliced> {
+    let mut request = Request::new(call.body.clone());
     *request.method_mut() = call.method.clone();
     *request.uri_mut() = Uri::from(call.path.clone());
     let mut headers = HeaderMap::clone(&call.headers);
@@ -210,19 +223,10 @@ fn request(call: &Call, backend: &Backend) -> Request<Full<Bytes>> {
     request
 }
 
-async fn exchange_heads(link: &mut Link, request: Request<Full<Bytes>>) -> hyper::Result<Response<Incoming>> {
-    let Link { sender, driver, nudge } = link;
-    let mut response = pin!(sender.send_request(request));
-    let mut driver_ended = false;
-    poll_fn(|context| {
-        nudge.look(context, |context| {
-            if !driver_ended {
-                driver_ended = Pin::new(&mut *driver).poll(context).is_ready();
-            }
-            response.as_mut().poll(context)
-        })
-    })
-    .await
+async fn exchange_heads(link: &mut Link, request: Request<Spliced>) -> hyper::Result<Response<Incoming>> {
+    link.nudge.begins();
+    let mut response = pin!(link.sender.send_request(request));
+    poll_fn(|context| link.look(context, |context| response.as_mut().poll(context))).await
 }
 
 /// The body of an engine's answer. Dropping it before its end closes the connection.
@@ -249,15 +253,9 @@ impl Answer {
         loop {
             let frame = match &mut self.link {
                 Some(link) => {
-                    let Link { driver, nudge, .. } = &mut **link;
-                    let (mut driver_ended, body) = (false, &mut self.body);
-                    let frame = nudge.look(context, |context| {
-                        if !driver_ended {
-                            driver_ended = Pin::new(&mut *driver).poll(context).is_ready();
-                        }
-                        Pin::new(&mut *body).poll_frame(context)
-                    });
-                    if driver_ended {
+                    let body = &mut self.body;
+                    let frame = link.look(context, |context| Pin::new(&mut *body).poll_frame(context));
+                    if link.has_ended {
                         self.link = None;
                     }
                     frame
@@ -278,7 +276,7 @@ impl Answer {
                 },
             };
             if piece.is_none() || self.body.is_end_stream() {
-                self.give_back(context);
+                self.give_back();
             }
             return Poll::Ready(piece.map(Ok));
         }
@@ -324,9 +322,11 @@ impl Answer {
     }
 
     /// After the last byte: keeps the connection if it can take another request.
-    fn give_back(&mut self, context: &mut Context<'_>) {
+    ///
+    /// What happens to it while it is kept wakes nobody; who takes it looks.
+    fn give_back(&mut self) {
         if let Some(mut link) = self.link.take()
-            && link.is_usable(context)
+            && link.is_usable(&mut Context::from_waker(Waker::noop()))
         {
             self.pool.put(self.backend.key(), link, Instant::now());
         }

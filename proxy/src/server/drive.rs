@@ -3,7 +3,7 @@
 //! Everything lives in the request's own task. When the client leaves, hyper drops that task's future, and with it both
 //! legs, whose sockets close at once; nothing can be called after it.
 
-use std::future::{Future as _, poll_fn};
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
@@ -27,6 +27,7 @@ use crate::exchange::{Absence, Action, Connector, Deadline, Event, Exchange, Out
 use crate::relay::body::Looked;
 use crate::relay::errors::Failure;
 use crate::relay::headers;
+use crate::relay::spliced::Spliced;
 use crate::relay::upstream::{Call, ForPrefill};
 
 /// A request that is to be served by engines.
@@ -45,14 +46,17 @@ pub(super) struct Asked<'b> {
 }
 
 /// Serves a request: one answer, whatever happens.
-pub(super) async fn serve(
-    worker: &Arc<Worker>,
-    asked: Asked<'_>,
+///
+/// A function that makes a future, not an async one: that would keep its arguments beside what is made of them, and a
+/// request's future is moved when it is boxed.
+pub(super) fn serve<'s>(
+    worker: &'s Arc<Worker>,
+    asked: Asked<'s>,
     account: Box<Account>,
     busy: BusyGuard,
-) -> Response<AnswerBody> {
+) -> impl Future<Output = Response<AnswerBody>> + Send + 's {
     let exchange = Exchange::new(worker.options().rules, asked.whole);
-    let shell = Shell {
+    let mut shell = Shell {
         worker,
         asked,
         account,
@@ -74,8 +78,22 @@ pub(super) async fn serve(
         beginning: None,
         prefill_answer: None,
         clock: None,
+        now: Instant::now(),
     };
-    shell.run().await
+    async move {
+        match shell.run().await {
+            Ending::RelayDecode(outcome) => shell.relay_decode(outcome),
+            Ending::RelayPrefill(outcome) => shell.relay_prefill(outcome),
+            Ending::Refuse(outcome) => shell.refuse(outcome),
+        }
+    }
+}
+
+/// What the client gets.
+enum Ending {
+    RelayDecode(Outcome),
+    RelayPrefill(Outcome),
+    Refuse(Outcome),
 }
 
 struct Shell<'w, 'b> {
@@ -104,10 +122,12 @@ struct Shell<'w, 'b> {
     beginning: Option<Beginning>,
     prefill_answer: Option<(response::Parts, Bytes)>,
     clock: Option<(Deadline, Pin<Box<Sleep>>)>,
+    /// When the last thing happened. What follows from it is done at once, so it needs no look at the clock of its own.
+    now: Instant,
 }
 
 impl Shell<'_, '_> {
-    async fn run(mut self) -> Response<AnswerBody> {
+    async fn run(&mut self) -> Ending {
         let mut actions = Vec::with_capacity(8);
         let mut event = Event::Begin;
         loop {
@@ -126,9 +146,9 @@ impl Shell<'_, '_> {
                     Action::ForgetIdentity => self.forget_identity(),
                     Action::Start(deadline) => self.start(deadline),
                     Action::Stop => self.clock = None,
-                    Action::RelayDecode(outcome) => return self.relay_decode(outcome),
-                    Action::RelayPrefill(outcome) => return self.relay_prefill(outcome),
-                    Action::Refuse(outcome) => return self.refuse(outcome),
+                    Action::RelayDecode(outcome) => return Ending::RelayDecode(outcome),
+                    Action::RelayPrefill(outcome) => return Ending::RelayPrefill(outcome),
+                    Action::Refuse(outcome) => return Ending::Refuse(outcome),
                     // Both need a client that left or an answer under way, which end this future before they come.
                     Action::Abort | Action::Count(_) => {}
                 }
@@ -170,9 +190,10 @@ impl Shell<'_, '_> {
         match ended {
             Ended::Prefill(end) => {
                 self.prefill_leg = None;
+                self.now = end.at;
                 self.account.prefill = self.prefill_sent.map(|sent| end.at.saturating_duration_since(sent));
                 if let Some(pick) = self.prefill.take() {
-                    judge(&pick, end.health);
+                    judge(&pick, end.health, self.now);
                     if end.health.is_err() {
                         self.prefill_failed.push(pick.key().clone());
                     }
@@ -186,18 +207,20 @@ impl Shell<'_, '_> {
             }
             Ended::Decode(end) => {
                 self.decode_leg = None;
+                self.now = Instant::now();
                 if let Some(pick) = &self.decode {
-                    judge(pick, end.health);
+                    judge(pick, end.health, self.now);
                 }
                 self.beginning = end.beginning;
                 Event::Decode(end.answer)
             }
             Ended::Clock(deadline) => {
                 self.clock = None;
+                self.now = Instant::now();
                 if deadline == Deadline::Prefill
                     && let Some(pick) = self.prefill.take()
                 {
-                    judge(&pick, Err(Fault::TimedOut));
+                    judge(&pick, Err(Fault::TimedOut), self.now);
                     self.prefill_failed.push(pick.key().clone());
                 }
                 Event::Expired(deadline)
@@ -216,8 +239,9 @@ impl Shell<'_, '_> {
         let picked = if self.decode_tried.is_empty() {
             fleet.pick_or_wait(Role::Decode, &[], session, random).await
         } else {
-            fleet.pick(Role::Decode, &self.decode_tried, session, Instant::now(), random)
+            fleet.pick(Role::Decode, &self.decode_tried, session, self.now, random)
         };
+        self.now = Instant::now();
         match picked {
             Ok(pick) => {
                 self.decode = Some(pick);
@@ -237,7 +261,7 @@ impl Shell<'_, '_> {
         let session = self.asked.session.as_ref().map(HeaderValue::as_bytes);
         let random = self.worker.ids.random();
         let fleet = &self.worker.shared.fleet;
-        match fleet.pick(Role::Prefill, &self.prefill_failed, session, Instant::now(), random) {
+        match fleet.pick(Role::Prefill, &self.prefill_failed, session, self.now, random) {
             Ok(pick) => {
                 self.prefill = Some(pick);
                 let transfer_id = self.worker.ids.transfer_id();
@@ -259,7 +283,9 @@ impl Shell<'_, '_> {
         let (Some(pick), Some(transfer_id)) = (&self.prefill, &self.account.transfer_id) else {
             return Event::Unidentified;
         };
-        let failed = match self.worker.shared.fleet.engines(pick).await {
+        let asked = self.worker.shared.fleet.engines(pick).await;
+        self.now = Instant::now();
+        let failed = match asked {
             Ok(engines) => {
                 if let (Some(bootstrap), Some(engine)) = (pick.bootstrap(), engines.next()) {
                     self.rank = (engines.ranks() > 1).then_some(engine.rank);
@@ -275,7 +301,7 @@ impl Shell<'_, '_> {
         };
         if let Some(pick) = self.prefill.take() {
             if failed {
-                judge(&pick, Err(Fault::Identity));
+                judge(&pick, Err(Fault::Identity), self.now);
             }
             self.prefill_failed.push(pick.key().clone());
         }
@@ -288,7 +314,7 @@ impl Shell<'_, '_> {
         }
     }
 
-    fn call(&self, for_prefill: Option<ForPrefill>, body: Bytes) -> Call {
+    fn call(&self, for_prefill: Option<ForPrefill>, body: Spliced) -> Call {
         let Asked { method, path, headers, .. } = &self.asked;
         Call { method: method.clone(), path: path.clone(), headers: headers.clone(), for_prefill, body }
     }
@@ -297,10 +323,14 @@ impl Shell<'_, '_> {
         // Only a request whose body was looked at is split, and only with a prefill at hand; without them the leg stays
         // unsent and the clock ends the try.
         let (Some(pick), Some(looked)) = (&self.prefill, &self.asked.looked) else { return };
-        let body = looked.prefill(self.prefill_parameters.as_deref());
-        self.prefill_sent = Some(Instant::now());
-        self.prefill_leg =
-            Some(legs::prefill(self.worker, pick.backend(), self.call(Some(ForPrefill { rank: self.rank }), body)));
+        let body = looked.prefill(&self.asked.body, self.prefill_parameters.as_deref());
+        self.prefill_sent = Some(self.now);
+        self.prefill_leg = Some(legs::prefill(
+            self.worker,
+            pick.backend(),
+            self.call(Some(ForPrefill { rank: self.rank }), body),
+            self.now,
+        ));
     }
 
     fn send_decode(&mut self, with_parameters: bool) {
@@ -309,10 +339,10 @@ impl Shell<'_, '_> {
         let parameters = if with_parameters { self.decode_parameters.as_deref() } else { None };
         let body = match &self.asked.looked {
             Some(looked) => looked.decode(&self.asked.body, parameters),
-            None => self.asked.body.clone(),
+            None => self.asked.body.clone().into(),
         };
         let call = self.call(None, body);
-        self.decode_leg = Some(legs::decode(self.worker, pick.backend(), call, with_parameters));
+        self.decode_leg = Some(legs::decode(self.worker, pick.backend(), call, with_parameters, self.now));
     }
 
     fn start(&mut self, deadline: Deadline) {
@@ -321,7 +351,7 @@ impl Shell<'_, '_> {
             Deadline::Prefill => options.prefill_time_out,
             Deadline::HandOff => options.hand_off_time_out,
         };
-        let at = Instant::now() + length;
+        let at = self.now + length;
         match &mut self.clock {
             Some((running, clock)) => {
                 *running = deadline;
@@ -336,7 +366,7 @@ impl Shell<'_, '_> {
         let (Some(beginning), Some(decode)) = (self.beginning.take(), decode) else {
             return self.refuse(outcome);
         };
-        let now = Instant::now();
+        let now = self.now;
         let Beginning { mut parts, pieces, rest, is_stream } = beginning;
         self.conclude(outcome, parts.status, now);
         headers::to_client(&mut parts.headers);
@@ -349,7 +379,7 @@ impl Shell<'_, '_> {
 
     fn relay_prefill(mut self, outcome: Outcome) -> Response<AnswerBody> {
         let Some((mut parts, body)) = self.prefill_answer.take() else { return self.refuse(outcome) };
-        self.conclude(outcome, parts.status, Instant::now());
+        self.conclude(outcome, parts.status, self.now);
         headers::to_client(&mut parts.headers);
         self.tell_outcome(outcome, &mut parts.headers);
         Response::from_parts(parts, AnswerBody::whole(body, Some(self.account), self.busy))
@@ -358,7 +388,7 @@ impl Shell<'_, '_> {
     fn refuse(mut self, outcome: Outcome) -> Response<AnswerBody> {
         let failure = self.failure(outcome.reason().unwrap_or(Reason::DecodeFailed));
         let (mut parts, body) = failure.response().into_parts();
-        self.conclude(outcome, parts.status, Instant::now());
+        self.conclude(outcome, parts.status, self.now);
         self.tell_outcome(outcome, &mut parts.headers);
         Response::from_parts(parts, AnswerBody::whole(body, Some(self.account), self.busy))
     }
@@ -377,9 +407,15 @@ impl Shell<'_, '_> {
     }
 
     fn tell_outcome(&self, outcome: Outcome, headers: &mut HeaderMap) {
-        if self.account.is_exchange
-            && let Ok(value) = HeaderValue::from_str(&outcome.header())
-        {
+        if !self.account.is_exchange {
+            return;
+        }
+        // Most exchanges end without a reason, and a word alone needs no copy.
+        let value = match outcome.reason() {
+            None => Ok(HeaderValue::from_static(outcome.word())),
+            Some(_) => HeaderValue::from_str(&outcome.header()),
+        };
+        if let Ok(value) = value {
             headers.insert(headers::EXCHANGE, value);
         }
     }
@@ -426,10 +462,10 @@ impl Shell<'_, '_> {
     }
 }
 
-fn judge(pick: &Pick, health: Health) {
+fn judge(pick: &Pick, health: Health, now: Instant) {
     match health {
-        Ok(()) => pick.succeeded(Instant::now()),
-        Err(failure) => pick.failed(failure, Instant::now()),
+        Ok(()) => pick.succeeded(now),
+        Err(failure) => pick.failed(failure, now),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use bytes::Bytes;
 use gco_runtime::random::Randomness;
 use http::HeaderValue;
 
@@ -39,7 +40,8 @@ impl Ids {
     /// A name for a request whose client gave it none.
     pub(super) fn request_id(&self) -> HeaderValue {
         // Hexadecimal digits and a hyphen are what a header may hold; there is nothing to fail.
-        HeaderValue::from_str(&self.name("req-")).unwrap_or_else(|_| HeaderValue::from_static("req-"))
+        HeaderValue::from_maybe_shared(Bytes::from(self.name("req-")))
+            .unwrap_or_else(|_| HeaderValue::from_static("req-"))
     }
 
     /// A name for one try to hand KV over.
@@ -52,12 +54,19 @@ impl Ids {
         let mut name = String::with_capacity(before.len() + 32);
         name.push_str(before);
         for word in [self.source, count] {
-            for shift in (0..16).rev() {
-                name.push(char::from_digit(((word >> (shift * 4)) & 0xF) as u32, 16).unwrap_or('0'));
-            }
+            name.push_str(str::from_utf8(&hexadecimal(word)).unwrap_or_default());
         }
         name
     }
+}
+
+/// The 16 digits of a word.
+fn hexadecimal(word: u64) -> [u8; 16] {
+    let mut shift = u64::BITS;
+    [(); 16].map(|()| {
+        shift -= 4;
+        b"0123456789abcdef"[(word >> shift) as usize & 0xF]
+    })
 }
 
 #[cfg(test)]
@@ -76,5 +85,11 @@ mod tests {
         assert_eq!(names.len(), 200);
         assert!(one.request_id().to_str().unwrap().starts_with("req-"));
         assert_ne!(one.random(), one.random());
+    }
+
+    #[test]
+    fn a_word_is_written_with_all_its_digits() {
+        assert_eq!(&hexadecimal(0x0123_4567_89AB_CDEF), b"0123456789abcdef");
+        assert_eq!(&hexadecimal(7), b"0000000000000007");
     }
 }

@@ -71,7 +71,7 @@ fn health(status: StatusCode) -> Health {
 }
 
 /// Sends the prefill leg and reads its answer.
-pub(super) fn prefill(worker: &Arc<Worker>, backend: &Arc<Backend>, call: Call) -> PrefillLeg {
+pub(super) fn prefill(worker: &Arc<Worker>, backend: &Arc<Backend>, call: Call, now: Instant) -> PrefillLeg {
     let (pool, backend) = (worker.pool.clone(), backend.clone());
     let connect_time_out = worker.options().connect_time_out;
     let connector = worker.options().rules.connector;
@@ -83,7 +83,7 @@ pub(super) fn prefill(worker: &Arc<Worker>, backend: &Arc<Backend>, call: Call) 
             parameters: None,
             at: Instant::now(),
         };
-        let (parts, answer) = match upstream::send(&pool, &backend, &call, connect_time_out).await {
+        let (parts, answer) = match upstream::send(&pool, &backend, &call, connect_time_out, now).await {
             Ok(begun) => begun,
             Err(fault) => return failed(fault),
         };
@@ -112,13 +112,19 @@ pub(super) fn prefill(worker: &Arc<Worker>, backend: &Arc<Backend>, call: Call) 
 /// Sends the decode leg and waits for its first event.
 ///
 /// With parameters, the time for that is the exchange's own clock; without, it is `answer_time_out`.
-pub(super) fn decode(worker: &Arc<Worker>, backend: &Arc<Backend>, call: Call, with_parameters: bool) -> DecodeLeg {
+pub(super) fn decode(
+    worker: &Arc<Worker>,
+    backend: &Arc<Backend>,
+    call: Call,
+    with_parameters: bool,
+    now: Instant,
+) -> DecodeLeg {
     let (pool, backend) = (worker.pool.clone(), backend.clone());
     let connect_time_out = worker.options().connect_time_out;
     let answer_time_out = worker.options().answer_time_out;
     Box::pin(async move {
         let begun = async {
-            let begun = upstream::send(&pool, &backend, &call, connect_time_out).await;
+            let begun = upstream::send(&pool, &backend, &call, connect_time_out, now).await;
             drop(call);
             match begun {
                 Ok((parts, rest)) => first_event(parts, rest, with_parameters).await,

@@ -50,6 +50,7 @@ pub use worker::{Options, Routes, Shared, Worker};
 use client_io::{Busy, ClientIo};
 
 use crate::relay::errors::Failure;
+use crate::relay::joined::Joined;
 
 /// How often connections that nobody uses are looked through.
 const SWEEP_EVERY: Duration = Duration::from_secs(5);
@@ -232,7 +233,7 @@ impl Drop for Connected {
 async fn serve_connection<S: AsyncRead + AsyncWrite + Unpin>(worker: Arc<Worker>, stream: S) {
     let options = worker.options();
     let busy = Busy::default();
-    let io = TokioIo::new(ClientIo::new(stream, options.patience, busy.clone()));
+    let io = TokioIo::new(ClientIo::new(Joined(stream), options.patience, busy.clone()));
     let mut builder = http1::Builder::new();
     builder
         // Clients that go on sending while they wait for an answer have not left; those that end their side have.

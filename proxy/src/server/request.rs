@@ -1,6 +1,9 @@
 //! One request: what it asks for, whether it may, and its body.
 
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
 
 use bytes::{Bytes, BytesMut};
 use http::header::{self, HeaderMap, HeaderValue};
@@ -116,9 +119,10 @@ fn is_opaque(headers: &HeaderMap, path: &str) -> bool {
         .get_all(header::CONTENT_ENCODING)
         .iter()
         .any(|encoding| !encoding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"identity"));
-    let is_form = headers
-        .get(header::CONTENT_TYPE)
-        .is_some_and(|kind| kind.as_bytes().to_ascii_lowercase().starts_with(b"multipart/"));
+    let is_form = headers.get(header::CONTENT_TYPE).is_some_and(|kind| {
+        const FORM: &[u8] = b"multipart/";
+        kind.as_bytes().get(..FORM.len()).is_some_and(|start| start.eq_ignore_ascii_case(FORM))
+    });
     is_encoded || (is_form && !is_split(path))
 }
 
@@ -141,7 +145,13 @@ async fn read(mut body: Incoming, worker: &Arc<Worker>, busy: &BusyGuard) -> Res
         if body.is_end_stream() {
             break;
         }
-        let piece = match tokio::time::timeout(worker.options().body_time_out, body.frame()).await {
+        // Most bodies came with their head, and what is there needs no clock.
+        let there = poll_fn(|context| Poll::Ready(Pin::new(&mut body).poll_frame(context))).await;
+        let frame = match there {
+            Poll::Ready(frame) => Ok(frame),
+            Poll::Pending => tokio::time::timeout(worker.options().body_time_out, body.frame()).await,
+        };
+        let piece = match frame {
             Err(_) => {
                 let message = "the rest of the request's body did not come in time";
                 return Err(Failure::invalid(StatusCode::REQUEST_TIMEOUT, message));
