@@ -68,6 +68,7 @@ impl Cache {
     }
 
     /// Any finished entry whose name starts so.
+    #[cfg(any(feature = "servers", test))]
     pub(crate) fn entry_starting_with(&self, prefix: &str) -> Option<PathBuf> {
         let entries = std::fs::read_dir(&self.folder).ok()?.flatten();
         let mut found: Vec<PathBuf> = entries
@@ -82,7 +83,10 @@ impl Cache {
     /// Gives the entry of this name, making it first when it is not there.
     ///
     /// `make` fills an empty staging folder and returns which part of it becomes the entry.
-    pub(crate) async fn entry_or_make<Make, Making>(&self, name: &str, make: Make) -> anyhow::Result<PathBuf>
+    ///
+    /// # Errors
+    /// What `make` says, or when the folder cannot be written.
+    pub async fn entry_or_make<Make, Making>(&self, name: &str, make: Make) -> anyhow::Result<PathBuf>
     where
         Make: FnOnce(PathBuf) -> Making,
         Making: Future<Output = anyhow::Result<PathBuf>>,
@@ -107,7 +111,10 @@ impl Cache {
     }
 
     /// Makes a folder for one run. It is removed when dropped, or by a later run when its owner was killed.
-    pub(crate) async fn run_folder(&self, label: &str) -> anyhow::Result<RunFolder> {
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub async fn run_folder(&self, label: &str) -> anyhow::Result<RunFolder> {
         let runs = self.folder.join("runs");
         std::fs::create_dir_all(&runs).with_context(|| format!("creating {}", runs.display()))?;
         let _lock = self.lock("another process makes a run folder").await?;
@@ -155,13 +162,14 @@ impl Cache {
 
 /// A folder that lasts as long as one run.
 #[derive(Debug)]
-pub(crate) struct RunFolder {
+pub struct RunFolder {
     path: PathBuf,
     _owner: File,
 }
 
 impl RunFolder {
-    pub(crate) fn path(&self) -> &Path {
+    /// Its path.
+    pub fn path(&self) -> &Path {
         &self.path
     }
 }
@@ -183,7 +191,8 @@ fn short_token() -> String {
 }
 
 /// The first 16 hexadecimal digits of a hash over all parts, each with its length.
-pub(crate) fn key_of(parts: &[&str]) -> String {
+#[must_use]
+pub fn key_of(parts: &[&str]) -> String {
     let mut hash = Sha256::new();
     for part in parts {
         hash.update((part.len() as u64).to_le_bytes());
@@ -218,7 +227,10 @@ impl Progress {
 }
 
 /// Runs a long command to its end, saying now and then that it goes on.
-pub(crate) async fn run_long(what: &str, settings: ProcessSettings) -> anyhow::Result<()> {
+///
+/// # Errors
+/// When it does not end well, with the end of what it said.
+pub async fn run_long(what: &str, settings: ProcessSettings) -> anyhow::Result<()> {
     eprintln!("gco-bed: {what}");
     let process = Supervised::start(settings)?;
     let mut progress = Progress::new(what.to_owned());

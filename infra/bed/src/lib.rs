@@ -11,14 +11,21 @@
 //! | what clients asked the API server | [`control_plane::AuditLog`] |
 //! | ministack, dynalite | [`table_server::TableServer`] |
 //! | throttling, lost answers, late writes | [`rewriting_proxy::RewritingProxy`] |
+//! | a folder for what is built or installed once | [`cache::Cache`] |
 //! | a child process that cannot outlive us | [`process::Supervised`] |
 //! | waiting for a state, never for a time | [`wait::until`] |
+//!
+//! The feature `servers` (on by default) is the first four rows; what remains without it has few dependencies.
 
+#[cfg(feature = "servers")]
 pub mod binaries;
 pub mod cache;
+#[cfg(feature = "servers")]
 pub mod control_plane;
-mod ports;
+pub mod ports;
 pub mod process;
+#[cfg(feature = "servers")]
 pub mod rewriting_proxy;
+#[cfg(feature = "servers")]
 pub mod table_server;
 pub mod wait;

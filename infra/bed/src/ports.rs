@@ -6,24 +6,27 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 ///
 /// Another process can take one before it is used: whoever starts a server on one tries again with
 /// others when the server says that its address is in use.
-pub(crate) fn free_ports(count: usize) -> std::io::Result<Vec<u16>> {
+///
+/// # Errors
+/// When the kernel gives none.
+pub fn free_ports(count: usize) -> std::io::Result<Vec<u16>> {
     // All are held until the last one is picked, so that they differ.
     let held = (0..count).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).collect::<Result<Vec<_>, _>>()?;
     held.iter().map(|listener| Ok(listener.local_addr()?.port())).collect()
 }
 
 /// Whether nobody listens on the port now.
-pub(crate) fn is_free(port: u16) -> bool {
+pub fn is_free(port: u16) -> bool {
     TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok()
 }
 
 /// The loopback address with the port.
-pub(crate) fn loopback(port: u16) -> SocketAddr {
+pub fn loopback(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))
 }
 
 /// Whether a program's output says that it lost a port to someone else.
-pub(crate) fn lost_port(output: &str) -> bool {
+pub fn lost_port(output: &str) -> bool {
     let output = output.to_ascii_lowercase();
     output.contains("address already in use") || output.contains("eaddrinuse") || output.contains("errno 98")
 }

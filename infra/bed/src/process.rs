@@ -19,7 +19,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, getpgid};
 use tokio::sync::watch;
 
 /// `$1` is the grace in whole seconds, the rest is the program and its arguments.
@@ -202,6 +202,23 @@ impl Supervised {
         self.pid.as_raw()
     }
 
+    /// The ids of the program and of what it started and kept in its group; not the watcher's.
+    pub fn members(&self) -> Vec<i32> {
+        let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        let ids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+        ids.filter(|id| self.is_member(*id)).collect()
+    }
+
+    fn is_member(&self, id: i32) -> bool {
+        let in_group = getpgid(Some(Pid::from_raw(id))) == Ok(self.pid);
+        let is_watcher = || {
+            // It is the shell that became the program, split off before that.
+            let words = std::fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
+            words.split(|byte| *byte == 0).nth(2) == Some(SUPERVISOR.as_bytes())
+        };
+        in_group && !is_watcher()
+    }
+
     /// How the program ended; `None` while it runs.
     pub fn exit_status(&self) -> Option<ExitStatus> {
         *self.exited.borrow()
@@ -329,7 +346,8 @@ fn resolve(program: &Path) -> anyhow::Result<PathBuf> {
 }
 
 /// Where a program of this name is in `PATH`.
-pub(crate) fn find_in_path(name: &OsStr) -> Option<PathBuf> {
+#[must_use]
+pub fn find_in_path(name: &OsStr) -> Option<PathBuf> {
     let environment = gco_runtime::environment::Environment::process();
     let folders = std::env::split_paths(environment.get("PATH")?).map(|folder| folder.join(name));
     folders.filter(|candidate| candidate.is_file()).find_map(|candidate| std::path::absolute(candidate).ok())

@@ -190,3 +190,17 @@ async fn an_interrupted_owner_ends_everything_in_order() {
     assert_eq!(status.code(), Some(0), "{}", owner.log_tail());
     gone("all children to end", &children).await;
 }
+
+#[tokio::test]
+async fn the_members_are_the_program_and_its_children_without_the_watcher() {
+    let folder = tempfile::tempdir().unwrap();
+    let process = Supervised::start(shell("sleep 60 & echo child $!; wait", folder.path())).unwrap();
+    logged(&process, "child ").await;
+    let tail = process.log_tail();
+    let child: i32 = tail.split("child ").nth(1).unwrap().trim().parse().unwrap();
+    let mut members = process.members();
+    members.sort_unstable();
+    let mut expected = vec![process.pid(), child];
+    expected.sort_unstable();
+    assert_eq!(members, expected);
+}

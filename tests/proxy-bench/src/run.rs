@@ -1,0 +1,195 @@
+//! The whole run: rounds, modes and contenders in an order of chance, results written as they come.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use gco_bed::cache::Cache;
+use serde_json::{Value, json};
+
+use crate::cells::{Effort, Mode};
+use crate::clock::now_nanos;
+use crate::figures::{RATE_64, Results};
+use crate::install::Installed;
+use crate::machine::{Cores, pin, seconds_since};
+use crate::measure::{Bench, visit};
+use crate::peers::Contender;
+use crate::record::Record;
+use crate::report;
+
+/// What is run.
+#[derive(Debug)]
+pub struct Plan {
+    /// What can be started; the bases need no entry.
+    pub installed: BTreeMap<Contender, Installed>,
+    /// Those that were asked for and cannot be had, and why.
+    pub missing: Vec<(Contender, String)>,
+    /// The modes.
+    pub modes: Vec<Mode>,
+    /// How much.
+    pub effort: Effort,
+    /// What decides about the order.
+    pub seed: u64,
+    /// Where results go.
+    pub folder: PathBuf,
+}
+
+/// The files of a run.
+const RAW: &str = "results.jsonl";
+const REPORT: &str = "report.md";
+
+/// Runs everything; the report's path.
+///
+/// A contender that fails in one visit is said and left out there; the others go on.
+///
+/// # Errors
+/// When the machine cannot be measured on, or nothing can be written.
+pub async fn run(plan: &Plan, about: &Value, cache: &Cache) -> anyhow::Result<PathBuf> {
+    let cores = Cores::find()?;
+    std::fs::create_dir_all(&plan.folder).with_context(|| format!("creating {}", plan.folder.display()))?;
+    let raw = plan.folder.join(RAW);
+    let created = OpenOptions::new().create(true).write(true).truncate(true).open(&raw);
+    let mut raw = created.with_context(|| format!("writing {}", raw.display()))?;
+    line(&mut raw, &json!({ "about": about }).to_string())?;
+    // Whoever steers and writes must not take the proxy's core.
+    pin(&[cores.load])?;
+    let begun = now_nanos();
+    let mut records = Vec::new();
+    for round in 0..plan.effort.rounds {
+        for mode in &plan.modes {
+            if *mode == Mode::Slow && round >= plan.effort.slow_rounds {
+                continue;
+            }
+            let is_pinned = *mode != Mode::Two;
+            let bench = Bench::start(cores, is_pinned, plan.effort.idle_wait, plan.effort.time).await?;
+            for contender in order(contenders(plan, *mode), plan.seed ^ (u64::from(round) << 8) ^ (*mode as u64)) {
+                let installed = plan.installed.get(&contender);
+                let outcome = visit(&bench, cache, contender, installed, *mode, round).await;
+                say(plan, round, *mode, contender, seconds_since(begun), &outcome);
+                let visited = outcome.unwrap_or_else(|error| vec![failed(round, *mode, contender, &error)]);
+                for record in visited {
+                    line(&mut raw, &record.to_line())?;
+                    records.push(record);
+                }
+            }
+        }
+        write_report(&plan.folder, about, &records)?;
+    }
+    Ok(plan.folder.join(REPORT))
+}
+
+/// Makes the report of a run anew from its results.
+///
+/// # Errors
+/// When they cannot be read, or the report cannot be written.
+pub fn report_again(folder: &Path) -> anyhow::Result<PathBuf> {
+    let raw = folder.join(RAW);
+    let text = std::fs::read_to_string(&raw).with_context(|| format!("reading {}", raw.display()))?;
+    let first: Value = text.lines().next().and_then(|line| serde_json::from_str(line).ok()).unwrap_or_default();
+    let records: Vec<Record> = text.lines().filter_map(Record::from_line).collect();
+    write_report(folder, &first["about"], &records)?;
+    Ok(folder.join(REPORT))
+}
+
+fn write_report(folder: &Path, about: &Value, records: &[Record]) -> anyhow::Result<()> {
+    let path = folder.join(REPORT);
+    let text = report::markdown(about, &Results::new(records.iter().cloned()));
+    std::fs::write(&path, text).with_context(|| format!("writing {}", path.display()))
+}
+
+fn line(file: &mut File, text: &str) -> anyhow::Result<()> {
+    writeln!(file, "{text}").context("writing results")
+}
+
+/// Who is measured in a mode.
+fn contenders(plan: &Plan, mode: Mode) -> Vec<Contender> {
+    let has_bases = matches!(mode, Mode::Main | Mode::Rate | Mode::Two);
+    let runs = |contender: &Contender| plan.installed.contains_key(contender) || (has_bases && contender.is_base());
+    Contender::ALL.into_iter().filter(runs).collect()
+}
+
+/// An order of chance that is the same for the same seed.
+fn order<T>(mut things: Vec<T>, seed: u64) -> Vec<T> {
+    let mut state = seed;
+    // SplitMix64: one addition and two multiplications per number, well spread from any seed.
+    let mut next = move || {
+        state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mixed = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    };
+    for last in (1..things.len()).rev() {
+        let other = next() % (last as u64 + 1);
+        things.swap(last, usize::try_from(other).unwrap_or(last));
+    }
+    things
+}
+
+/// The record of a visit that gave none.
+fn failed(round: u32, mode: Mode, contender: Contender, error: &anyhow::Error) -> Record {
+    Record {
+        round,
+        contender: contender.name().to_owned(),
+        cell: format!("{} not measured", mode.name()),
+        problem: Some(format!("{error:#}")),
+        ..Record::default()
+    }
+}
+
+fn say(plan: &Plan, round: u32, mode: Mode, contender: Contender, elapsed: f64, outcome: &anyhow::Result<Vec<Record>>) {
+    let (rounds, mode, name) = (plan.effort.rounds, mode.name(), contender.name());
+    let said = match outcome {
+        Ok(records) => {
+            let bad: f64 = records.iter().filter_map(|record| Some(record.get("wrong")? + record.get("failed")?)).sum();
+            let rate = records.iter().find(|record| record.cell == RATE_64.cell);
+            let rate = rate.and_then(|record| record.get(RATE_64.value));
+            let rate = rate.map_or(String::new(), |rate| format!(", {rate:.0} requests/s at 64"));
+            let bad = if bad > 0.0 { format!(", {bad:.0} requests without the right answer") } else { String::new() };
+            format!("{} cells{rate}{bad}", records.len())
+        }
+        Err(error) => format!("NOT MEASURED: {error:#}"),
+    };
+    eprintln!("proxy-bench: {elapsed:>5.0} s, round {}/{rounds}, {mode}, {name}: {said}", round + 1);
+}
+
+/// How much is done, by arguments: rounds, and whether it has to be quick.
+#[must_use]
+pub fn effort(rounds: Option<u32>, is_quick: bool) -> Effort {
+    if is_quick {
+        let rounds = rounds.unwrap_or(2);
+        Effort { rounds, slow_rounds: 1, time: 0.5, idle_wait: Duration::from_secs(3) }
+    } else {
+        let rounds = rounds.unwrap_or(6);
+        Effort { rounds, slow_rounds: 2, time: 1.0, idle_wait: Duration::from_secs(10) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_order_has_everybody_once_and_differs_by_seed() {
+        let things: Vec<u32> = (0..9).collect();
+        let orders: std::collections::BTreeSet<Vec<u32>> = (0..20).map(|seed| order(things.clone(), seed)).collect();
+        assert!(orders.len() > 15);
+        for mut order in orders {
+            order.sort_unstable();
+            assert_eq!(order, things);
+        }
+        assert_eq!(order(things.clone(), 7), order(things, 7));
+        assert_eq!(order(Vec::<u32>::new(), 7), Vec::<u32>::new());
+    }
+
+    #[test]
+    fn a_visit_that_failed_is_in_the_report() {
+        let folder = tempfile::tempdir().unwrap();
+        let record = failed(0, Mode::Main, Contender::Envoy, &anyhow::anyhow!("no such program"));
+        std::fs::write(folder.path().join(RAW), format!("{}\n{}\n", json!({"about": {}}), record.to_line())).unwrap();
+        let report = std::fs::read_to_string(report_again(folder.path()).unwrap()).unwrap();
+        assert!(report.contains("envoy") && report.contains("no such program"), "{report}");
+    }
+}
