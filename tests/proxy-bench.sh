@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Measures gco-proxy beside its peers and writes one report. What the figures mean: docs/proxy-bench.md.
 #
-#   tests/proxy-bench.sh                                        6 rounds, about 25 minutes
-#   tests/proxy-bench.sh --quick                                2 rounds of half the length, about 6 minutes
+#   tests/proxy-bench.sh                                        6 rounds, about 30 minutes
+#   tests/proxy-bench.sh --quick                                2 rounds of half the length, about 7 minutes
 #   tests/proxy-bench.sh --rounds 3 --peers nginx,vllm-router --modes main,rate
 #   tests/proxy-bench.sh --help                                 every argument
 #

@@ -96,6 +96,15 @@ pub const FIGURES: [Figure; 33] = [
     WRITTEN,
 ];
 
+/// Who was the limit: a proxy that had not all of its core waited for the load or the engine.
+pub const LIMITS: [Figure; 5] = [
+    figure("share of its core, c=64", "whole-64", "cpu_share"),
+    figure("share of the load's core, c=64", "whole-64", "load_share"),
+    figure("share of its core, events without delay", "events-64", "cpu_share"),
+    figure("share of the load's core, events without delay", "events-64", "load_share"),
+    figure("CPU µs/request of engine and load, c=64", "whole-64", "load_us_per_request"),
+];
+
 /// All records, found by contender, cell and round.
 #[derive(Clone, Debug, Default)]
 pub struct Results {

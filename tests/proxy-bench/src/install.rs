@@ -108,12 +108,17 @@ async fn unpack(name: &str, packages: &[&str], staging: &Path) -> anyhow::Result
     for folder in [&archives, &root] {
         std::fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
     }
-    let download = ProcessSettings::new("apt-get", staging.join("download.log"))
-        .argument("download")
-        .arguments(packages)
-        .working_dir(&archives);
-    let what = format!("downloading {name} from Debian (once; needs lists, `apt-get update` fetches them)");
-    run_long(&what, download).await?;
+    let what = format!("downloading {name} from Debian (once)");
+    if let Err(error) = download(&what, packages, &archives, &[]).await {
+        // The system's lists are old, or there are none; they stay as they are.
+        let lists = staging.join("lists");
+        std::fs::create_dir_all(lists.join("partial")).with_context(|| format!("creating {}", lists.display()))?;
+        let own_lists = ["-o".to_owned(), format!("Dir::State::Lists={}", lists.display())];
+        let update =
+            ProcessSettings::new("apt-get", staging.join("update.log")).arguments(&own_lists).argument("update");
+        run_long("fetching Debian's lists (once)", update).await.with_context(|| format!("{error:#}"))?;
+        download(&what, packages, &archives, &own_lists).await?;
+    }
     for archive in std::fs::read_dir(&archives).context("reading what was downloaded")? {
         let archive = archive.context("reading what was downloaded")?.path();
         let extract = ProcessSettings::new("dpkg-deb", staging.join("unpack.log"))
@@ -123,6 +128,17 @@ async fn unpack(name: &str, packages: &[&str], staging: &Path) -> anyhow::Result
         run_long(&format!("unpacking {}", archive.display()), extract).await?;
     }
     Ok(root)
+}
+
+async fn download(what: &str, packages: &[&str], archives: &Path, options: &[String]) -> anyhow::Result<()> {
+    let log = archives.with_file_name("download.log");
+    let download = ProcessSettings::new("apt-get", log).arguments(options).argument("download").arguments(packages);
+    run_long(what, download.working_dir(archives)).await
+}
+
+/// Where Debian's libraries are under the folder that packages were unpacked to.
+pub(crate) fn library_folder(folder: &Path) -> PathBuf {
+    folder.join(format!("usr/lib/{}-linux-gnu", std::env::consts::ARCH))
 }
 
 async fn install(package: &str, staging: &Path) -> anyhow::Result<PathBuf> {
@@ -141,7 +157,7 @@ async fn install(package: &str, staging: &Path) -> anyhow::Result<PathBuf> {
 fn version(program: &Path, folder: &Path) -> anyhow::Result<String> {
     let output = Command::new(program)
         .arg("-v")
-        .env("LD_LIBRARY_PATH", folder.join("usr/lib/x86_64-linux-gnu"))
+        .env("LD_LIBRARY_PATH", library_folder(folder))
         .output()
         .with_context(|| format!("{} does not start", program.display()))?;
     let said =

@@ -9,7 +9,7 @@ use clap::Parser;
 use gco_bed::cache::Cache;
 use gco_proxy_bench::cells::Mode;
 use gco_proxy_bench::peers::Contender;
-use gco_proxy_bench::run::{Plan, effort, report_again, run};
+use gco_proxy_bench::run::{Plan, Report, effort, report_again, run};
 use gco_proxy_bench::{install, machine};
 use gco_runtime::clock::{Clock as _, SystemClock};
 use gco_runtime::environment::Environment;
@@ -29,8 +29,8 @@ struct Arguments {
     /// How many rounds; 6, or 2 with --quick.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: Option<u32>,
-    /// Which peers, with commas; `sglang-router` and `smg` can be had, too. Empty: none.
-    #[arg(long, default_value = "nginx,haproxy,envoy,vllm-router")]
+    /// Which peers, with commas. Empty: none.
+    #[arg(long, default_value = "nginx,haproxy,envoy,vllm-router,sglang-router,smg")]
     peers: String,
     /// Which modes, with commas.
     #[arg(long, default_value = "main,rate,two,memory,slow")]
@@ -67,7 +67,7 @@ fn main() -> ExitCode {
 
 async fn go(arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.report {
-        println!("{}", report_again(&arguments.output)?.display());
+        say(&report_again(&arguments.output)?);
         return Ok(());
     }
     let peers = named(&arguments.peers, Contender::named, "peers", Contender::ALL.map(Contender::name).as_slice())?;
@@ -102,11 +102,16 @@ async fn go(arguments: &Arguments) -> anyhow::Result<()> {
     let stop = shutdown::install().context("no signal handlers")?;
     let about = about(arguments, &plan);
     tokio::select! {
-        report = run(&plan, &about, &cache) => println!("{}", report?.display()),
+        report = run(&plan, &about, &cache) => say(&report?),
         // Everything that was started is dropped with the run, and ends by that.
         () = stop.cancelled() => anyhow::bail!("stopped; results so far are in {}", arguments.output.display()),
     }
     Ok(())
+}
+
+/// The gates, and where the rest is.
+fn say(report: &Report) {
+    println!("{}\nEvery figure: {}", report.gates, report.path.display());
 }
 
 /// The things of a list with commas.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use gco_bed::process::ProcessSettings;
 
-use crate::install::{Installed, python};
+use crate::install::{Installed, library_folder, python};
 
 /// Something that requests are sent to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -147,7 +147,7 @@ pub fn settings(installed: &Installed, place: Place<'_>) -> anyhow::Result<Proce
         Contender::Haproxy => {
             let file = written("haproxy.cfg", haproxy(port, decode, place.threads))?;
             program(log)
-                .variable("LD_LIBRARY_PATH", installed.folder.join("usr/lib/x86_64-linux-gnu"))
+                .variable("LD_LIBRARY_PATH", library_folder(&installed.folder))
                 .arguments(["-db", "-f"])
                 .argument(file)
         }

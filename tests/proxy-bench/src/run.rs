@@ -41,13 +41,22 @@ pub struct Plan {
 const RAW: &str = "results.jsonl";
 const REPORT: &str = "report.md";
 
-/// Runs everything; the report's path.
+/// What came of a run.
+#[derive(Debug)]
+pub struct Report {
+    /// The file with every figure.
+    pub path: PathBuf,
+    /// Its first part: who was measured, and the gates.
+    pub gates: String,
+}
+
+/// Runs everything.
 ///
 /// A contender that fails in one visit is said and left out there; the others go on.
 ///
 /// # Errors
 /// When the machine cannot be measured on, or nothing can be written.
-pub async fn run(plan: &Plan, about: &Value, cache: &Cache) -> anyhow::Result<PathBuf> {
+pub async fn run(plan: &Plan, about: &Value, cache: &Cache) -> anyhow::Result<Report> {
     let cores = Cores::find()?;
     std::fs::create_dir_all(&plan.folder).with_context(|| format!("creating {}", plan.folder.display()))?;
     let raw = plan.folder.join(RAW);
@@ -76,28 +85,31 @@ pub async fn run(plan: &Plan, about: &Value, cache: &Cache) -> anyhow::Result<Pa
                 }
             }
         }
+        // Also what is there after each round: a run that is stopped has a report of the rounds before.
         write_report(&plan.folder, about, &records)?;
     }
-    Ok(plan.folder.join(REPORT))
+    write_report(&plan.folder, about, &records)
 }
 
 /// Makes the report of a run anew from its results.
 ///
 /// # Errors
 /// When they cannot be read, or the report cannot be written.
-pub fn report_again(folder: &Path) -> anyhow::Result<PathBuf> {
+pub fn report_again(folder: &Path) -> anyhow::Result<Report> {
     let raw = folder.join(RAW);
     let text = std::fs::read_to_string(&raw).with_context(|| format!("reading {}", raw.display()))?;
     let first: Value = text.lines().next().and_then(|line| serde_json::from_str(line).ok()).unwrap_or_default();
     let records: Vec<Record> = text.lines().filter_map(Record::from_line).collect();
-    write_report(folder, &first["about"], &records)?;
-    Ok(folder.join(REPORT))
+    write_report(folder, &first["about"], &records)
 }
 
-fn write_report(folder: &Path, about: &Value, records: &[Record]) -> anyhow::Result<()> {
+fn write_report(folder: &Path, about: &Value, records: &[Record]) -> anyhow::Result<Report> {
     let path = folder.join(REPORT);
-    let text = report::markdown(about, &Results::new(records.iter().cloned()));
-    std::fs::write(&path, text).with_context(|| format!("writing {}", path.display()))
+    let results = Results::new(records.iter().cloned());
+    let gates = report::gates(about, &results);
+    let text = format!("{gates}{}", report::figures(&results));
+    std::fs::write(&path, text).with_context(|| format!("writing {}", path.display()))?;
+    Ok(Report { path, gates })
 }
 
 fn line(file: &mut File, text: &str) -> anyhow::Result<()> {
@@ -189,7 +201,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let record = failed(0, Mode::Main, Contender::Envoy, &anyhow::anyhow!("no such program"));
         std::fs::write(folder.path().join(RAW), format!("{}\n{}\n", json!({"about": {}}), record.to_line())).unwrap();
-        let report = std::fs::read_to_string(report_again(folder.path()).unwrap()).unwrap();
+        let report = std::fs::read_to_string(report_again(folder.path()).unwrap().path).unwrap();
         assert!(report.contains("envoy") && report.contains("no such program"), "{report}");
     }
 }
