@@ -95,6 +95,25 @@ pub struct Running {
 }
 
 impl Running {
+    /// Starts a contender, freshly; a base is there already.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub async fn start(
+        bench: &Bench,
+        cache: &Cache,
+        contender: Contender,
+        installed: Option<&Installed>,
+    ) -> anyhow::Result<Self> {
+        match installed {
+            Some(installed) => Self::proxy(installed, bench, cache).await,
+            None => {
+                ensure!(contender.is_base(), "{} is not here", contender.name());
+                Ok(Self::base(contender, &bench.mock))
+            }
+        }
+    }
+
     /// The client without a proxy.
     #[must_use]
     pub fn base(contender: Contender, mock: &Mock) -> Self {
@@ -181,7 +200,7 @@ impl Running {
     }
 
     /// What is slow only the first time is done before anything is measured.
-    async fn warm_up(&self, bench: &Bench) {
+    pub async fn warm_up(&self, bench: &Bench) {
         let load = Load::start(bench.load(), self.target, cells::WARM_UP);
         sleep(cells::WARM_UP_FOR).await;
         load.stop(LOAD_GRACE).await;
@@ -193,12 +212,12 @@ impl Running {
         let load = Load::start(bench.load(), self.target, cell.plan);
         let tally = load.tally.clone();
         sleep(cell.warm).await;
-        let asked = || read(&tally.good) + read(&tally.wrong) + read(&tally.failed);
-        let begin = Moment::now(&processes, asked(), read(&tally.events));
+        // Only right answers count: a proxy that refuses quickly is not a quick one.
+        let begin = Moment::now(&processes, read(&tally.good), read(&tally.events));
         tally.measure(true);
         sleep(cell.measured.mul_f64(bench.time)).await;
         tally.measure(false);
-        let end = Moment::now(&processes, asked(), read(&tally.events));
+        let end = Moment::now(&processes, read(&tally.good), read(&tally.events));
         load.stop(LOAD_GRACE).await;
 
         let seconds = end.at.saturating_sub(begin.at) as f64 / 1e9;
@@ -380,40 +399,4 @@ impl Handed {
         record.set("decodes_from_remote", (now.from_remote - self.from_remote) as f64);
         record.set("prefills_for_remote", (now.for_remote - self.for_remote) as f64);
     }
-}
-
-/// Everything of a mode that one contender goes through, freshly started.
-///
-/// # Errors
-/// When it does not start.
-pub async fn visit(
-    bench: &Bench,
-    cache: &Cache,
-    contender: Contender,
-    installed: Option<&Installed>,
-    mode: cells::Mode,
-    round: u32,
-) -> anyhow::Result<Vec<Record>> {
-    let running = match installed {
-        Some(installed) => Running::proxy(installed, bench, cache).await?,
-        None => Running::base(contender, &bench.mock),
-    };
-    let mut records = Vec::new();
-    match mode {
-        cells::Mode::Memory => {
-            ensure!(installed.is_some(), "{} has no memory of its own", contender.name());
-            records.push(running.memory(bench, round).await);
-        }
-        cells::Mode::Slow => records.push(running.slow(bench, round).await?),
-        cells::Mode::Main | cells::Mode::Rate | cells::Mode::Two => {
-            running.warm_up(bench).await;
-            for cell in cells::CELLS.iter().filter(|cell| cell.mode == mode) {
-                if contender != Contender::DirectBoth || cell.for_both_bases {
-                    records.push(running.measure(bench, round, cell).await);
-                }
-            }
-        }
-    }
-    running.stop().await;
-    Ok(records)
 }

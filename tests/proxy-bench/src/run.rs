@@ -10,12 +10,12 @@ use anyhow::Context as _;
 use gco_bed::cache::Cache;
 use serde_json::{Value, json};
 
-use crate::cells::{Effort, Mode};
+use crate::cells::{CELLS, Effort, Mode};
 use crate::clock::now_nanos;
-use crate::figures::{RATE_64, Results};
+use crate::figures::Results;
 use crate::install::Installed;
 use crate::machine::{Cores, pin, seconds_since};
-use crate::measure::{Bench, visit};
+use crate::measure::{Bench, Running};
 use crate::peers::Contender;
 use crate::record::Record;
 use crate::report;
@@ -52,7 +52,7 @@ pub struct Report {
 
 /// Runs everything.
 ///
-/// A contender that fails in one visit is said and left out there; the others go on.
+/// A contender that fails in one mode is said and left out there; the others go on.
 ///
 /// # Errors
 /// When the machine cannot be measured on, or nothing can be written.
@@ -65,30 +65,113 @@ pub async fn run(plan: &Plan, about: &Value, cache: &Cache) -> anyhow::Result<Re
     line(&mut raw, &json!({ "about": about }).to_string())?;
     // Whoever steers and writes must not take the proxy's core.
     pin(&[cores.load])?;
-    let begun = now_nanos();
-    let mut records = Vec::new();
+    let mut notes = Notes { raw, records: Vec::new(), begun: now_nanos(), rounds: plan.effort.rounds };
     for round in 0..plan.effort.rounds {
-        for mode in &plan.modes {
-            if *mode == Mode::Slow && round >= plan.effort.slow_rounds {
+        for mode in plan.modes.iter().copied() {
+            if mode == Mode::Slow && round >= plan.effort.slow_rounds {
                 continue;
             }
-            let is_pinned = *mode != Mode::Two;
-            let bench = Bench::start(cores, is_pinned, plan.effort.idle_wait, plan.effort.time).await?;
-            for contender in order(contenders(plan, *mode), plan.seed ^ (u64::from(round) << 8) ^ (*mode as u64)) {
-                let installed = plan.installed.get(&contender);
-                let outcome = visit(&bench, cache, contender, installed, *mode, round).await;
-                say(plan, round, *mode, contender, seconds_since(begun), &outcome);
-                let visited = outcome.unwrap_or_else(|error| vec![failed(round, *mode, contender, &error)]);
-                for record in visited {
-                    line(&mut raw, &record.to_line())?;
-                    records.push(record);
+            let bench = Bench::start(cores, mode != Mode::Two, plan.effort.idle_wait, plan.effort.time).await?;
+            match mode {
+                Mode::Main | Mode::Rate | Mode::Two => {
+                    side_by_side(plan, &bench, cache, mode, round, &mut notes).await?
                 }
+                Mode::Memory | Mode::Slow => one_by_one(plan, &bench, cache, mode, round, &mut notes).await?,
             }
         }
-        // Also what is there after each round: a run that is stopped has a report of the rounds before.
-        write_report(&plan.folder, about, &records)?;
+        // Also after each round: a run that is stopped has a report of the rounds before.
+        write_report(&plan.folder, about, &notes.records)?;
     }
-    write_report(&plan.folder, about, &records)
+    write_report(&plan.folder, about, &notes.records)
+}
+
+/// Every contender runs, and each cell is measured with one after the other.
+///
+/// The speed of a rented machine changes within a minute: what is compared must be measured within seconds. Who is not measured
+/// rests, which costs next to nothing.
+async fn side_by_side(
+    plan: &Plan,
+    bench: &Bench,
+    cache: &Cache,
+    mode: Mode,
+    round: u32,
+    notes: &mut Notes,
+) -> anyhow::Result<()> {
+    let mut running = Vec::new();
+    for contender in order(contenders(plan, mode), seed(plan, round, mode, 0)) {
+        match Running::start(bench, cache, contender, plan.installed.get(&contender)).await {
+            Ok(started) => running.push((contender, started)),
+            Err(error) => notes.take(mode, failed(round, mode, contender, &error))?,
+        }
+    }
+    for (_, contender) in &running {
+        contender.warm_up(bench).await;
+    }
+    for (cell, number) in CELLS.iter().filter(|cell| cell.mode == mode).zip(1..) {
+        for at in order((0..running.len()).collect(), seed(plan, round, mode, number)) {
+            let Some((contender, running)) = running.get(at) else { continue };
+            if *contender != Contender::DirectBoth || cell.for_both_bases {
+                notes.take(mode, running.measure(bench, round, cell).await)?;
+            }
+        }
+    }
+    for (_, contender) in running {
+        contender.stop().await;
+    }
+    Ok(())
+}
+
+/// One contender at a time, freshly started: what counts is its memory.
+async fn one_by_one(
+    plan: &Plan,
+    bench: &Bench,
+    cache: &Cache,
+    mode: Mode,
+    round: u32,
+    notes: &mut Notes,
+) -> anyhow::Result<()> {
+    for contender in order(contenders(plan, mode), seed(plan, round, mode, 0)) {
+        let outcome = match Running::start(bench, cache, contender, plan.installed.get(&contender)).await {
+            Ok(running) => {
+                let outcome = match mode {
+                    Mode::Slow => running.slow(bench, round).await,
+                    _ => Ok(running.memory(bench, round).await),
+                };
+                running.stop().await;
+                outcome
+            }
+            Err(error) => Err(error),
+        };
+        notes.take(mode, outcome.unwrap_or_else(|error| failed(round, mode, contender, &error)))?;
+    }
+    Ok(())
+}
+
+/// What was measured so far, on disk as soon as it is there.
+struct Notes {
+    raw: File,
+    records: Vec<Record>,
+    begun: u64,
+    rounds: u32,
+}
+
+impl Notes {
+    fn take(&mut self, mode: Mode, record: Record) -> anyhow::Result<()> {
+        line(&mut self.raw, &record.to_line())?;
+        let (elapsed, round, rounds) = (seconds_since(self.begun), record.round + 1, self.rounds);
+        let Record { contender, cell, problem, .. } = &record;
+        let value = |name: &str| record.get(name).unwrap_or(0.0);
+        let rate = record.get("requests_per_second").map_or(String::new(), |rate| format!(", {rate:.0} requests/s"));
+        let bad = value("wrong") + value("failed");
+        let bad = if bad > 0.0 { format!(", {bad:.0} requests without the right answer") } else { String::new() };
+        let problem = problem.as_ref().map_or(String::new(), |problem| format!(" ({})", problem.trim()));
+        let mode = mode.name();
+        eprintln!(
+            "proxy-bench: {elapsed:>5.0} s, round {round}/{rounds}, {mode}, {cell}, {contender}{rate}{bad}{problem}"
+        );
+        self.records.push(record);
+        Ok(())
+    }
 }
 
 /// Makes the report of a run anew from its results.
@@ -123,6 +206,11 @@ fn contenders(plan: &Plan, mode: Mode) -> Vec<Contender> {
     Contender::ALL.into_iter().filter(runs).collect()
 }
 
+/// What decides about the order in one place of the run.
+fn seed(plan: &Plan, round: u32, mode: Mode, number: u64) -> u64 {
+    plan.seed ^ (u64::from(round) << 16) ^ ((mode as u64) << 8) ^ number
+}
+
 /// An order of chance that is the same for the same seed.
 fn order<T>(mut things: Vec<T>, seed: u64) -> Vec<T> {
     let mut state = seed;
@@ -149,22 +237,6 @@ fn failed(round: u32, mode: Mode, contender: Contender, error: &anyhow::Error) -
         problem: Some(format!("{error:#}")),
         ..Record::default()
     }
-}
-
-fn say(plan: &Plan, round: u32, mode: Mode, contender: Contender, elapsed: f64, outcome: &anyhow::Result<Vec<Record>>) {
-    let (rounds, mode, name) = (plan.effort.rounds, mode.name(), contender.name());
-    let said = match outcome {
-        Ok(records) => {
-            let bad: f64 = records.iter().filter_map(|record| Some(record.get("wrong")? + record.get("failed")?)).sum();
-            let rate = records.iter().find(|record| record.cell == RATE_64.cell);
-            let rate = rate.and_then(|record| record.get(RATE_64.value));
-            let rate = rate.map_or(String::new(), |rate| format!(", {rate:.0} requests/s at 64"));
-            let bad = if bad > 0.0 { format!(", {bad:.0} requests without the right answer") } else { String::new() };
-            format!("{} cells{rate}{bad}", records.len())
-        }
-        Err(error) => format!("NOT MEASURED: {error:#}"),
-    };
-    eprintln!("proxy-bench: {elapsed:>5.0} s, round {}/{rounds}, {mode}, {name}: {said}", round + 1);
 }
 
 /// How much is done, by arguments: rounds, and whether it has to be quick.
