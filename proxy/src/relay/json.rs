@@ -201,9 +201,30 @@ fn skip_string(bytes: &[u8], start: usize) -> Option<usize> {
     string(bytes, start).map(|(end, _)| end)
 }
 
-/// So many bytes of a string are looked at one by one: keys and most values end within them, and beginning a search of many
+/// So many words of a string are looked at one by one: keys and most values end within them, and beginning a search of many
 /// bytes at once costs as much. Prompts are searched.
-const SHORT: usize = 24;
+const NEAR_WORDS: usize = 3;
+
+/// Every byte of a word the same.
+const fn all(byte: u8) -> u64 {
+    u64::from_ne_bytes([byte; 8])
+}
+
+/// The word at a position; `None` when fewer than eight bytes are left.
+fn word(bytes: &[u8], at: usize) -> Option<u64> {
+    bytes.get(at..)?.first_chunk().map(|word| u64::from_le_bytes(*word))
+}
+
+/// The upper bit of each byte of `word` that is zero. Bytes above the lowest one found may be marked without being zero, so
+/// only the lowest says anything: a subtraction borrows from there on.
+const fn zeros(word: u64) -> u64 {
+    word.wrapping_sub(all(1)) & !word & all(0x80)
+}
+
+/// Which byte of a word is marked, the lowest first.
+const fn lowest(marks: u64) -> usize {
+    marks.trailing_zeros() as usize / 8
+}
 
 /// The position after the string whose opening quote is at `start`, and whether it has escapes.
 fn string(bytes: &[u8], start: usize) -> Option<(usize, bool)> {
@@ -211,11 +232,17 @@ fn string(bytes: &[u8], start: usize) -> Option<(usize, bool)> {
         return None;
     }
     let mut at = start + 1;
-    let near = bytes.get(at..)?.iter().take(SHORT).position(|byte| matches!(byte, b'"' | b'\\'));
-    match near {
-        Some(near) if bytes[at + near] == b'"' => return Some((at + near + 1, false)),
-        Some(near) => at += near,
-        None => at = (at + SHORT).min(bytes.len()),
+    for _ in 0..NEAR_WORDS {
+        let Some(word) = word(bytes, at) else { break };
+        let marks = zeros(word ^ all(b'"')) | zeros(word ^ all(b'\\'));
+        if marks != 0 {
+            at += lowest(marks);
+            if bytes[at] == b'"' {
+                return Some((at + 1, false));
+            }
+            break;
+        }
+        at += 8;
     }
     let mut has_escapes = false;
     loop {
@@ -254,19 +281,24 @@ const BLOCK: usize = 32;
 
 /// The position of the next byte that gives the container its shape.
 fn next_shape(bytes: &[u8]) -> Option<usize> {
-    let (near, far) = bytes.split_at(bytes.len().min(BLOCK / 4));
-    if let Some(at) = near.iter().position(|byte| is_shape(*byte)) {
-        return Some(at);
-    }
-    let mut at = near.len();
-    // Without a way out in the middle, so that the compiler makes a few wide instructions of each block.
-    for block in far.chunks_exact(BLOCK) {
-        if block.iter().fold(false, |any, byte| any | is_shape(*byte)) {
-            break;
+    let mut at = 0;
+    while let Some(word) = word(bytes, at) {
+        // One bit makes a bracket a brace, and leaves the quote as it is.
+        let braced = word | all(0x20);
+        let marks = zeros(braced ^ all(b'{')) | zeros(braced ^ all(b'}')) | zeros(word ^ all(b'"'));
+        if marks != 0 {
+            return Some(at + lowest(marks));
         }
-        at += BLOCK;
+        at += 8;
+        // Without a way out in the middle, so that the compiler makes a few wide instructions of each block.
+        while let Some(block) = bytes.get(at..).and_then(<[u8]>::first_chunk::<BLOCK>) {
+            if block.iter().fold(false, |any, byte| any | is_shape(*byte)) {
+                break;
+            }
+            at += BLOCK;
+        }
     }
-    bytes[at..].iter().position(|byte| is_shape(*byte)).map(|found| at + found)
+    bytes.get(at..)?.iter().position(|byte| is_shape(*byte)).map(|found| at + found)
 }
 
 /// The position after the object or array that starts at `start`; its brackets must match, or it would end elsewhere for

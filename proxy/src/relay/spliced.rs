@@ -92,29 +92,54 @@ impl Body for Spliced {
 pub(super) struct Splicer<'w> {
     whole: &'w Bytes,
     done: Spliced,
+    /// What is kept next; stretches that lie side by side become one.
+    kept: std::ops::Range<usize>,
     /// What was copied and written since the last stretch.
     text: Vec<u8>,
+    /// How many bytes will be written.
+    room: usize,
 }
 
 impl<'w> Splicer<'w> {
-    /// One that keeps stretches of `whole`, with room for so many bytes besides them.
+    /// One that keeps stretches of `whole`, and gets about `room` bytes written between them.
     pub(super) fn new(whole: &'w Bytes, room: usize) -> Self {
-        Self { whole, done: Spliced::default(), text: Vec::with_capacity(room + COPIED_UP_TO) }
+        Self { whole, done: Spliced::default(), kept: 0..0, text: Vec::new(), room }
     }
 
     /// Appends a stretch of the bytes that are kept.
     pub(super) fn keep(&mut self, range: std::ops::Range<usize>) {
-        if range.len() <= COPIED_UP_TO {
-            self.text.extend_from_slice(&self.whole[range]);
-            return;
+        if range.start == self.kept.end {
+            self.kept.end = range.end;
+        } else {
+            self.end_kept();
+            self.kept = range;
         }
-        self.end_text();
-        self.done.push(self.whole.slice(range));
     }
 
     /// Appends other bytes.
     pub(super) fn write(&mut self, bytes: &[u8]) {
+        self.end_kept();
+        self.copy(bytes);
+    }
+
+    fn copy(&mut self, bytes: &[u8]) {
+        if self.text.capacity() == 0 {
+            self.text.reserve_exact(self.room + COPIED_UP_TO);
+        }
         self.text.extend_from_slice(bytes);
+    }
+
+    fn end_kept(&mut self) {
+        let kept = std::mem::replace(&mut self.kept, 0..0);
+        if kept.len() <= COPIED_UP_TO {
+            if !kept.is_empty() {
+                let whole = self.whole;
+                self.copy(&whole[kept]);
+            }
+            return;
+        }
+        self.end_text();
+        self.done.push(self.whole.slice(kept));
     }
 
     fn end_text(&mut self) {
@@ -125,6 +150,7 @@ impl<'w> Splicer<'w> {
 
     /// What was put together.
     pub(super) fn finish(mut self) -> Spliced {
+        self.end_kept();
         self.end_text();
         self.done
     }
