@@ -276,29 +276,37 @@ const fn is_shape(byte: u8) -> bool {
     matches!(byte, b'[' | b']' | b'{' | b'}' | b'"')
 }
 
+/// The same, as a table: one look-up per byte.
+static SHAPES: [bool; 256] = {
+    let mut shapes = [false; 256];
+    let mut byte = 0;
+    while byte < shapes.len() {
+        shapes[byte] = is_shape(byte as u8);
+        byte += 1;
+    }
+    shapes
+};
+
 /// So many bytes of a container without a shape are passed over at once: block ids and token ids are long lists of digits.
 const BLOCK: usize = 32;
 
 /// The position of the next byte that gives the container its shape.
 fn next_shape(bytes: &[u8]) -> Option<usize> {
-    let mut at = 0;
-    while let Some(word) = word(bytes, at) {
-        // One bit makes a bracket a brace, and leaves the quote as it is.
-        let braced = word | all(0x20);
-        let marks = zeros(braced ^ all(b'{')) | zeros(braced ^ all(b'}')) | zeros(word ^ all(b'"'));
-        if marks != 0 {
-            return Some(at + lowest(marks));
-        }
-        at += 8;
-        // Without a way out in the middle, so that the compiler makes a few wide instructions of each block.
-        while let Some(block) = bytes.get(at..).and_then(<[u8]>::first_chunk::<BLOCK>) {
-            if block.iter().fold(false, |any, byte| any | is_shape(*byte)) {
-                break;
-            }
-            at += BLOCK;
-        }
+    let find = |bytes: &[u8]| bytes.iter().position(|byte| SHAPES[usize::from(*byte)]);
+    // Most are near, and beginning with blocks costs more than they have bytes.
+    let near = &bytes[..bytes.len().min(BLOCK)];
+    if let Some(found) = find(near) {
+        return Some(found);
     }
-    bytes.get(at..)?.iter().position(|byte| is_shape(*byte)).map(|found| at + found)
+    let mut at = near.len();
+    // Without a way out in the middle, so that the compiler makes a few wide instructions of each block.
+    while let Some(block) = bytes.get(at..).and_then(<[u8]>::first_chunk::<BLOCK>) {
+        if block.iter().fold(false, |any, byte| any | is_shape(*byte)) {
+            break;
+        }
+        at += BLOCK;
+    }
+    find(bytes.get(at..)?).map(|found| at + found)
 }
 
 /// The position after the object or array that starts at `start`; its brackets must match, or it would end elsewhere for
