@@ -8,6 +8,7 @@ pub mod local;
 mod log;
 pub mod original;
 pub mod proxy;
+pub mod real;
 pub mod region;
 pub mod rights;
 pub mod size;

@@ -1,5 +1,5 @@
 //! The simulated engine hands its KV over as real ones do, fails as they do, and ends where they end. What was seen with
-//! real engines is compared line by line in `docs/simulated-engine.md`.
+//! real engines is compared line by line in `docs/real-engines.md`.
 
 #![expect(clippy::unwrap_used, reason = "a suite fails by panicking")]
 
@@ -267,6 +267,14 @@ async fn nixl_prefill_answers_with_what_decode_is_told() {
     body["kv_transfer_params"] = parameters;
     assert_eq!(decode.post("/v1/completions", &body).await.unwrap().status, 200);
     assert_eq!(decode.accounts().await.unwrap().received[0].bytes, KV_BYTES);
+    // A prefill that is gone is noticed by the connection, long before the engine's own time-outs.
+    let mut kept = prefill_body("ignored");
+    kept["kv_transfer_params"] = json!({"do_remote_decode": true, "do_remote_prefill": false});
+    body["kv_transfer_params"] =
+        prefill.post("/v1/completions", &kept).await.unwrap().json()["kv_transfer_params"].clone();
+    prefill.kill().await.unwrap();
+    assert_eq!(decode.post("/v1/completions", &body).await.unwrap().status, 500);
+    decode.lives().unwrap();
     body["kv_transfer_params"] = json!({"do_remote_prefill": true});
     assert_eq!(decode.post("/v1/completions", &body).await.unwrap().status, 500);
     assert_eq!(decode.ended().await.unwrap().code(), Some(1));

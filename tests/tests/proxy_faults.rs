@@ -268,6 +268,19 @@ async fn kv_that_does_not_come_is_waited_for_until_the_hand_off_deadline_and_not
 }
 
 #[tokio::test]
+async fn a_whole_answer_that_takes_longer_than_the_hand_off_deadline_is_no_lost_hand_over() {
+    // An answer that is no stream says nothing before its end: 3 s here, twice the deadline.
+    let decode = EngineSpec::decode("d-0").with("GCO_ENGINE_TOKEN_MILLISECONDS", "75");
+    let mut split = Split::start(vec![EngineSpec::prefill("p-0")], vec![decode], &SHORT).await.unwrap();
+    split.note_rest().await.unwrap();
+    split.decodes[0].clear_accounts().await.unwrap();
+    is_served(&split, "transferred").await;
+    let accounts = split.decodes[0].accounts().await.unwrap();
+    assert_eq!((accounts.received.len(), accounts.plain), (2, 0), "nothing was asked for twice");
+    split.rests_as_before().await.unwrap();
+}
+
+#[tokio::test]
 async fn the_only_decode_down_is_answered_with_the_configured_error_and_noticed_when_it_is_back() {
     let settings = [&SHORT[..], &[("PD_PROXY_NO_DECODE_BACKEND_MESSAGE", "come back later")]].concat();
     let mut split = Split::pair(&settings).await.unwrap();

@@ -64,6 +64,12 @@ pub fn look(body: &[u8]) -> Result<Looked<'_>, BodyError> {
 }
 
 impl Looked<'_> {
+    /// The value of `stream`, as it was sent.
+    #[must_use]
+    pub fn stream(&self) -> Option<&[u8]> {
+        self.object.value("stream")
+    }
+
     /// Why a split would change the answer to this request, or is of no use for it; `None` when it would not.
     #[must_use]
     pub fn why_whole(&self) -> Option<Reason> {

@@ -6,7 +6,7 @@
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http::header::HeaderValue;
@@ -18,6 +18,7 @@ use tokio::time::{Instant, Sleep};
 use super::account::Account;
 use super::answer::{AnswerBody, Relay};
 use super::client_io::BusyGuard;
+use super::hand_off;
 use super::legs::{self, Beginning, DecodeEnd, DecodeLeg, Health, PrefillEnd, PrefillLeg};
 use super::worker::Worker;
 use crate::backends::breaker::Failure as Fault;
@@ -43,6 +44,14 @@ pub(super) struct Asked<'b> {
     pub(super) whole: Option<Reason>,
     /// The value of the affinity header.
     pub(super) session: Option<HeaderValue>,
+}
+
+impl Asked<'_> {
+    /// Whether an event stream is asked for. Engines take more than `true` for true; what they would refuse may be either.
+    fn is_stream(&self) -> bool {
+        let stream = self.looked.as_ref().and_then(|looked| looked.stream());
+        stream.is_some_and(|value| !matches!(value, b"false" | b"null" | b"0"))
+    }
 }
 
 /// Serves a request: one answer, whatever happens.
@@ -121,9 +130,25 @@ struct Shell<'w, 'b> {
     /// The last answer of decode, held back.
     beginning: Option<Beginning>,
     prefill_answer: Option<(response::Parts, Bytes)>,
-    clock: Option<(Deadline, Pin<Box<Sleep>>)>,
+    clock: Option<(Deadline, Clock)>,
     /// When the last thing happened. What follows from it is done at once, so it needs no look at the clock of its own.
     now: Instant,
+}
+
+/// What rings.
+enum Clock {
+    Sleep(Pin<Box<Sleep>>),
+    /// The hand-over of an answer that is no stream.
+    HandOff(Pin<Box<dyn Future<Output = ()> + Send>>),
+}
+
+impl Clock {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        match self {
+            Self::Sleep(sleep) => sleep.as_mut().poll(context),
+            Self::HandOff(over) => over.as_mut().poll(context),
+        }
+    }
 }
 
 impl Shell<'_, '_> {
@@ -180,7 +205,7 @@ impl Shell<'_, '_> {
                 return Poll::Ready(Ended::Decode(end));
             }
             if let Some((deadline, clock)) = &mut self.clock
-                && clock.as_mut().poll(context).is_ready()
+                && clock.poll(context).is_ready()
             {
                 return Poll::Ready(Ended::Clock(*deadline));
             }
@@ -351,13 +376,21 @@ impl Shell<'_, '_> {
             Deadline::Prefill => options.prefill_time_out,
             Deadline::HandOff => options.hand_off_time_out,
         };
+        if deadline == Deadline::HandOff
+            && !self.asked.is_stream()
+            && let Some(pick) = &self.decode
+        {
+            let over = hand_off::is_over(pick.backend().clone(), length, options.answer_time_out);
+            self.clock = Some((deadline, Clock::HandOff(Box::pin(over))));
+            return;
+        }
         let at = self.now + length;
         match &mut self.clock {
-            Some((running, clock)) => {
+            Some((running, Clock::Sleep(sleep))) => {
                 *running = deadline;
-                clock.as_mut().reset(at);
+                sleep.as_mut().reset(at);
             }
-            None => self.clock = Some((deadline, Box::pin(tokio::time::sleep_until(at)))),
+            _ => self.clock = Some((deadline, Clock::Sleep(Box::pin(tokio::time::sleep_until(at))))),
         }
     }
 

@@ -15,6 +15,7 @@ mod answer;
 pub mod client_io;
 mod drive;
 pub mod gaps;
+mod hand_off;
 mod ids;
 mod legs;
 mod request;

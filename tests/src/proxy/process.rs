@@ -93,6 +93,12 @@ impl Logged {
         self.process.exit_status()
     }
 
+    /// Its process id, which is also its group's.
+    #[must_use]
+    pub fn pid(&self) -> i32 {
+        self.process.pid()
+    }
+
     /// Sends a signal.
     ///
     /// # Errors

@@ -67,14 +67,25 @@ impl Split {
             try_join_all(prefills.into_iter().map(EngineSpec::start)),
             try_join_all(decodes.into_iter().map(EngineSpec::start))
         )?;
+        let known = backends(&prefills, &decodes);
+        let split = Self::before(&known, settings).await?;
+        Ok(Self { prefills, decodes, ..split })
+    }
+
+    /// Starts a proxy that knows the engines of this backends file, whatever they are.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub async fn before(backends: &Value, settings: &[(&str, &str)]) -> anyhow::Result<Self> {
         let folder = tempfile::Builder::new().prefix("gco-suite-proxy-").tempdir().context("making a folder")?;
         let file = folder.path().join("backends.json");
-        std::fs::write(&file, backends(&prefills, &decodes).to_string()).context("writing the backends file")?;
+        std::fs::write(&file, backends.to_string()).context("writing the backends file")?;
         let file = file.to_string_lossy();
         let environment =
             QUICK.into_iter().chain([("GCO_PROXY_BACKENDS_FILE", &*file)]).chain(settings.iter().copied());
         let process = Logged::start("gco-proxy", program("gco-proxy", &SOURCES)?, [], environment)?;
         let port = process.port().await?;
+        let (prefills, decodes) = (Vec::new(), Vec::new());
         let split = Self { prefills, decodes, process, port, client: LoopbackClient::new(), folder, at_rest: None };
         if settings.iter().any(|(name, _)| name.starts_with("GCO_PROXY_TLS_")) {
             return Ok(split);

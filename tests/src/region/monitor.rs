@@ -331,8 +331,10 @@ fn port_in(log: &Path) -> Option<u16> {
 /// # Errors
 /// When the running test is nowhere.
 pub(super) fn beside_this_test(name: &str) -> anyhow::Result<PathBuf> {
-    let test = std::env::current_exe().context("finding the running test")?;
-    let folder = test.parent().and_then(Path::parent).context("the running test has no folder")?;
+    let running = std::env::current_exe().context("finding the running test")?;
+    let folder = running.parent().context("the running test has no folder")?;
+    // Tests and benches are one folder below the programs; suites that are programs are beside them.
+    let folder = if folder.ends_with("deps") { folder.parent().unwrap_or(folder) } else { folder };
     Ok(folder.join(name))
 }
 
