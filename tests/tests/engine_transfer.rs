@@ -107,6 +107,15 @@ async fn a_stream_that_waits_for_kv_has_its_head_at_once_and_its_failure_inside(
     assert!(text.ends_with("\n\ndata: [DONE]\n\n"), "{text}");
     let failed = decode.accounts().await.unwrap().failed_loads;
     assert_eq!(failed[0].reason, "Timeout waiting for P side ready");
+    // A chat has begun before it fails: its role, and then the error.
+    body["messages"] = json!([{"role": "user", "content": body["prompt"]}]);
+    body.as_object_mut().unwrap().remove("prompt");
+    let text = decode.post("/v1/chat/completions", &body).await.unwrap().text();
+    let events: Vec<&str> = text.split_terminator("\n\n").collect();
+    assert_eq!(events.len(), 3, "{text}");
+    let first: Value = serde_json::from_str(events[0].trim_start_matches("data: ")).unwrap();
+    assert_eq!(first["choices"][0]["delta"], json!({"role": "assistant", "content": ""}));
+    assert!(events[1].starts_with("data: {\"error\":{") && events[2] == "data: [DONE]", "{text}");
 }
 
 #[tokio::test]

@@ -1,7 +1,8 @@
 //! The beginning of an answer that is held back until its first event is whole.
 //!
-//! A streaming decode answers 200 before it has any KV, and tells of a failed hand-over in the first event. So the client's
-//! head waits for that event.
+//! A streaming decode answers 200 before it has any KV, and tells of a failed hand-over in the first event that says
+//! anything. So the client's head waits for that event. vLLM begins a chat with an event that has a role and no text, also
+//! when the hand-over fails right after it: that one says nothing.
 
 use bytes::{Bytes, BytesMut};
 
@@ -16,6 +17,8 @@ const MOST_HELD: usize = 64 * 1024;
 pub enum First {
     /// It is not whole yet.
     Incomplete,
+    /// Every event so far has a role and nothing else, which tells only that the engine's word is about to come.
+    RoleOnly,
     /// An event as it should be.
     Good,
     /// An error: `data: {"error": …}`.
@@ -55,7 +58,8 @@ impl Held {
                 first_event(&joined)
             }
         };
-        if first == First::Incomplete && self.length >= MOST_HELD { First::Good } else { first }
+        let is_open = matches!(first, First::Incomplete | First::RoleOnly);
+        if is_open && self.length >= MOST_HELD { First::Good } else { first }
     }
 
     /// The pieces.
@@ -65,31 +69,60 @@ impl Held {
     }
 }
 
-/// Looks at the first event that has data; comments and blank lines before it are passed over.
+/// Looks at the first event whose data says anything; comments and blank lines before it are passed over.
 fn first_event(bytes: &[u8]) -> First {
-    let mut has_data = false;
-    let mut is_error = false;
+    let mut until_now = First::Incomplete;
+    let mut event = None;
     let mut rest = bytes;
     loop {
-        let Some(end) = memchr::memchr2(b'\n', b'\r', rest) else { return First::Incomplete };
+        let Some(end) = memchr::memchr2(b'\n', b'\r', rest) else { return until_now };
         let line = &rest[..end];
         let ending = if rest[end..].starts_with(b"\r\n") { 2 } else { 1 };
         if rest[end] == b'\r' && rest.len() == end + 1 {
             // The line feed that belongs to it may be still to come.
-            return First::Incomplete;
+            return until_now;
         }
         rest = &rest[end + ending..];
         if line.is_empty() {
-            if has_data {
-                return if is_error { First::Error } else { First::Good };
+            match event.take() {
+                None => {}
+                Some(First::RoleOnly) => until_now = First::RoleOnly,
+                Some(says) => return says,
             }
         } else if let Some(data) = line.strip_prefix(b"data:") {
-            let object = json::scan(data);
-            is_error =
-                !has_data && object.is_ok_and(|object| object.value("error").is_some_and(|value| value != b"null"));
-            has_data = true;
+            // An engine writes an event's data on one line; whatever has more is no error object.
+            event = Some(if event.is_none() { says(data) } else { First::Good });
         }
     }
+}
+
+/// What the data of one event say.
+fn says(data: &[u8]) -> First {
+    let Ok(object) = json::scan(data) else { return First::Good };
+    if object.value("error").is_some_and(|value| value != b"null") {
+        First::Error
+    } else if has_only_roles(&object) {
+        First::RoleOnly
+    } else {
+        First::Good
+    }
+}
+
+/// Whether each choice of a chat's event has a role, and neither text nor an end.
+fn has_only_roles(chunk: &json::Object<'_>) -> bool {
+    let has_only_a_role = |choice: &[u8]| {
+        let Ok(choice) = json::scan(choice) else { return false };
+        let Some(Ok(delta)) = choice.value("delta").map(json::scan) else { return false };
+        let says_nothing = |value: &[u8]| matches!(value, b"null" | b"\"\"" | b"[]");
+        choice.value("finish_reason").is_none_or(|reason| reason == b"null")
+            && delta.value("role").is_some()
+            && delta
+                .members
+                .iter()
+                .all(|member| *member.key == *b"role" || says_nothing(&delta.bytes[member.value.clone()]))
+    };
+    let choices = chunk.value("choices").and_then(json::elements);
+    choices.is_some_and(|choices| !choices.is_empty() && choices.into_iter().all(has_only_a_role))
 }
 
 /// Whether an event is under way after `piece`, `before` telling whether one was before it.
@@ -125,6 +158,47 @@ mod tests {
         in_two_pieces("data: [DONE]\n\n", 14, First::Good);
         in_two_pieces("event: x\r\ndata: {\"error\":1}\r\n\r\n", 31, First::Error);
         in_two_pieces("data: {\"error\":null}\n\n", 22, First::Good);
+    }
+
+    /// As vLLM 0.32.0 writes it.
+    const ROLE: &str = concat!(
+        r#"data: {"id":"chatcmpl-1","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"role":"assistant","#,
+        r#""content":"","reasoning":null},"logprobs":null,"finish_reason":null}]}"#,
+        "\n\n"
+    );
+
+    #[test]
+    fn an_event_with_nothing_but_a_role_is_not_the_first_that_says_anything() {
+        let (text, error) = ("data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n", "data: {\"error\":{}}\n\n");
+        for (then, expected) in [(text, First::Good), (error, First::Error), ("data: [DONE]\n\n", First::Good)] {
+            let whole = format!("{ROLE}: ping\n\n{ROLE}{then}");
+            for cut in 0..whole.len() {
+                let mut held = Held::new(true);
+                let left = if cut < ROLE.len() { First::Incomplete } else { First::RoleOnly };
+                assert_eq!(
+                    held.push(Bytes::copy_from_slice(&whole.as_bytes()[..cut])),
+                    if cut == 0 { First::Incomplete } else { left },
+                    "{cut}"
+                );
+                assert_eq!(held.push(Bytes::copy_from_slice(&whole.as_bytes()[cut..])), expected, "{cut}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_chunk_with_text_or_calls_or_an_end_or_without_choices_says_something() {
+        let chunk = |delta: &str, reason: &str| {
+            let choice = format!("{{\"index\":0,\"delta\":{delta},\"finish_reason\":{reason}}}");
+            format!("data: {{\"choices\":[{choice}]}}\n\n")
+        };
+        let says = |text: &str| Held::new(true).push(Bytes::copy_from_slice(text.as_bytes()));
+        assert_eq!(says(&chunk("{\"role\":\"assistant\"}", "null")), First::RoleOnly);
+        assert_eq!(says(&chunk("{\"role\":\"assistant\",\"tool_calls\":[]}", "null")), First::RoleOnly);
+        assert_eq!(says(&chunk("{\"role\":\"assistant\",\"content\":\"a\"}", "null")), First::Good);
+        assert_eq!(says(&chunk("{\"role\":\"assistant\",\"tool_calls\":[{}]}", "null")), First::Good);
+        assert_eq!(says(&chunk("{\"role\":\"assistant\"}", "\"stop\"")), First::Good);
+        assert_eq!(says(&chunk("{\"content\":\"\"}", "null")), First::Good);
+        assert_eq!(says("data: {\"choices\":[]}\n\n"), First::Good);
     }
 
     #[test]

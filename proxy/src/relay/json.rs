@@ -159,6 +159,28 @@ pub fn array_shape(bytes: &[u8]) -> Option<(usize, Option<u8>)> {
     }
 }
 
+/// The elements of the array `bytes`; `None` when it is not one.
+pub fn elements(bytes: &[u8]) -> Option<Vec<&[u8]>> {
+    if bytes.first() != Some(&b'[') {
+        return None;
+    }
+    let mut elements = Vec::new();
+    let mut at = skip_space(bytes, 1);
+    if *bytes.get(at)? == b']' {
+        return Some(elements);
+    }
+    loop {
+        let end = skip_value(bytes, at)?;
+        elements.push(&bytes[at..end]);
+        at = skip_space(bytes, end);
+        match bytes.get(at)? {
+            b',' => at = skip_space(bytes, at + 1),
+            b']' => return Some(elements),
+            _ => return None,
+        }
+    }
+}
+
 fn member(bytes: &[u8], start: usize) -> Option<Member<'_>> {
     let (key_end, has_escapes) = string(bytes, start)?;
     let key = &bytes[start + 1..key_end - 1];
@@ -514,5 +536,15 @@ mod tests {
         assert_eq!(array_shape(b"[\"a\",\"b\",\"c\"]"), Some((2, Some(b'"'))));
         assert_eq!(array_shape(b"[1,2]"), Some((2, Some(b'1'))));
         assert_eq!(array_shape(b"\"a\""), None);
+    }
+
+    #[test]
+    fn the_elements_of_an_array_are_found_whatever_is_in_them() {
+        let expected: [&[u8]; 4] = [b"1", b"{\"a\":[2]}", b"\",]\"", b"[]"];
+        assert_eq!(elements(b"[ 1 ,{\"a\":[2]}, \",]\" , [] ]").unwrap(), expected);
+        assert_eq!(elements(b"[ ]"), Some(Vec::new()));
+        for text in ["", "{}", "[", "[1", "[1 2]", "[1,", "[1,]"] {
+            assert_eq!(elements(text.as_bytes()), None, "{text}");
+        }
     }
 }

@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{StatusCode, header, response};
@@ -17,6 +18,11 @@ use crate::relay::upstream::{self, Answer, Call};
 
 /// The most that a prefill may answer: NIXL's block ids of a prompt of a million tokens have about 500 KiB.
 const LONGEST_PREFILL_ANSWER: usize = 8 * 1024 * 1024;
+
+/// How long an event with only a role is held back for the next one. vLLM sends it together with the first token, or with the
+/// error that came instead, so 0.5 s is long for the engine; but a parser of reasoning or of tool calls may keep the first
+/// texts to itself for as long as it likes, and the KV was not lost for that.
+const ROLE_HELD: Duration = Duration::from_millis(500);
 
 /// What a leg says of the engine's health: `Ok` when it answered as a working engine does.
 pub(super) type Health = Result<(), Failure>;
@@ -164,18 +170,30 @@ async fn first_event(parts: response::Parts, mut rest: Answer, with_parameters: 
     } else if status.is_server_error() {
         DecodeAnswer::Failed
     } else {
+        let mut role_since = None;
         loop {
             if rest.is_at_end() {
                 break DecodeAnswer::Begun;
             }
-            match rest.piece().await {
+            // A piece that did not come in time is not lost: it is the first of the rest.
+            let piece = match role_since {
+                None => rest.piece().await,
+                Some(since) => match tokio::time::timeout_at(since + ROLE_HELD, rest.piece()).await {
+                    Ok(piece) => piece,
+                    Err(_) => break DecodeAnswer::Begun,
+                },
+            };
+            match piece {
                 // An answer may be empty, or end without a blank line; it is decode's.
                 None => break DecodeAnswer::Begun,
                 Some(Err(fault)) => return unavailable(fault),
                 Some(Ok(piece)) => match held.push(piece) {
                     First::Incomplete => {}
+                    First::RoleOnly if with_parameters => {
+                        role_since.get_or_insert_with(Instant::now);
+                    }
                     First::Error if with_parameters => break DecodeAnswer::Failed,
-                    First::Good | First::Error => break DecodeAnswer::Begun,
+                    First::Good | First::RoleOnly | First::Error => break DecodeAnswer::Begun,
                 },
             }
         }

@@ -117,6 +117,7 @@ struct Job {
     engine: Arc<Engine>,
     identifier: String,
     model: String,
+    kind: Kind,
     stream: bool,
     completion: Arc<Completion>,
     prompt_hash: u64,
@@ -178,6 +179,7 @@ impl Job {
             engine: Arc::clone(engine),
             identifier,
             model: request.model,
+            kind,
             stream: request.stream,
             completion: Arc::new(completion),
             prompt_hash: text::hash(&prompt.map(Value::to_string).unwrap_or_default()),
@@ -272,7 +274,15 @@ impl Job {
             if state.turn.is_none() && state.failed.is_none() {
                 match state.job.prompt().await {
                     Ok(turn) => state.turn = Some(turn),
-                    Err(LoadFailure(_)) => state.failed = Some(0),
+                    Err(LoadFailure(_)) => {
+                        state.failed = Some(0);
+                        // A chat has begun all the same: its role comes before the error.
+                        if state.job.kind == Kind::Chat
+                            && let Some(Event { text, .. }) = state.events.next()
+                        {
+                            return Some((Bytes::from(text), state));
+                        }
+                    }
                 }
             }
             if let Some(said) = &mut state.failed {

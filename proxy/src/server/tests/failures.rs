@@ -180,8 +180,11 @@ async fn a_failed_hand_over_is_seen_in_the_first_event_and_nothing_of_it_reaches
     let engines = Engines::start(1, 1).await;
     let proxy = Proxy::start(&engines, options(Connector::Mooncake, Fallback::DecodeOnly)).await;
     let failed = stream(&["data: {\"err", "or\":{\"message\":\"Internal server error\"}}\n\n", "data: [DONE]\n\n"]);
+    let role = "data: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n";
+    let failed_chat =
+        stream(&[role, "data: {\"error\":{\"message\":\"Internal server error\"}}\n\n", "data: [DONE]\n\n"]);
     let good = stream(&["data: {\"id\":1}\n\n", "data: [DONE]\n\n"]);
-    for failure in [failed, answer("500 Internal Server Error", "", "{\"error\":1}")] {
+    for failure in [failed, failed_chat, answer("500 Internal Server Error", "", "{\"error\":1}")] {
         engines.decode[0].next(failure);
         engines.decode[0].next(good.clone());
         let got = post(proxy.address, "/v1/completions", STREAMED).await;
@@ -189,6 +192,20 @@ async fn a_failed_hand_over_is_seen_in_the_first_event_and_nothing_of_it_reaches
         assert_eq!((got.text().as_str(), got.is_whole), ("data: {\"id\":1}\n\ndata: [DONE]\n\n", true));
     }
     assert_eq!(engines.bootstrap[0].count(), 2);
+    // A parser of tool calls may keep the first texts to itself: the client gets the role before the next event is there.
+    let held = Arc::new(Notify::new());
+    let mut steps = stream(&[role, "data: {\"id\":2}\n\n", "data: [DONE]\n\n"]);
+    let second = steps
+        .iter()
+        .position(|step| matches!(step, Step::Write(bytes) if String::from_utf8_lossy(bytes).contains("\"id\":2")))
+        .unwrap();
+    steps.insert(second, Step::Wait(held.clone()));
+    engines.decode[0].next(steps);
+    let mut exchange = Exchange::send(proxy.address, "POST /v1/chat/completions", "", STREAMED).await;
+    exchange.read_text("assistant").await;
+    assert!(exchange.has_read("x-gco-exchange: transferred"));
+    held.notify_one();
+    assert!(exchange.end().await.text().ends_with("data: {\"id\":2}\n\ndata: [DONE]\n\n"));
     proxy.end().await;
 }
 
