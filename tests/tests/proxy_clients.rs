@@ -243,6 +243,8 @@ async fn hostile_bodies_and_headers_end_no_engine_and_reach_none() {
         ("bootstrap_port", "1"),
         ("bootstrap_room", "7"),
         (r"\u0062ootstrap_room", "7"),
+        ("ec_transfer_params", r#"{"hash": {"peer_host": "127.0.0.1", "peer_port": 1}}"#),
+        (r"\u0065c_transfer_params", "{}"),
     ] {
         bodies.push(format!(r#"{{"prompt": "a", "{name}": {value}}}"#).into());
     }
@@ -307,7 +309,7 @@ async fn hostile_bodies_and_headers_end_no_engine_and_reach_none() {
                 assert!(!name.starts_with("x-data-parallel") && !name.starts_with("x-prefill"), "{request:?}");
             }
             let Ok(body) = serde_json::from_str::<Value>(&request.body) else { continue };
-            for member in ["bootstrap_host", "bootstrap_port", "bootstrap_room"] {
+            for member in ["bootstrap_host", "bootstrap_port", "bootstrap_room", "ec_transfer_params"] {
                 assert!(body.get(member).is_none(), "{request:?}");
             }
             let parameters = &body["kv_transfer_params"];

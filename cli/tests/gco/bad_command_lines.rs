@@ -1,5 +1,7 @@
 //! Command lines that are wrong: one clear message, nothing read, nothing written.
 
+use std::collections::BTreeSet;
+
 use crate::house::{House, run};
 
 /// Arguments after `inference`, what the message must name, and the exit code.
@@ -137,15 +139,29 @@ fn no_message_repeats_the_value_of_an_environment_variable() {
     assert!(!ran.stderr.contains("hunter2"), "{}", ran.stderr);
 }
 
+/// The verbs that `gco inference --help` lists.
+fn verbs(help: &str) -> BTreeSet<&str> {
+    let rows = help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
+    rows.filter_map(|row| row.split_whitespace().next()).collect()
+}
+
+#[test]
+fn the_readme_names_every_verb_and_no_other() {
+    let ran = House::new().run(&["inference", "--help"]).code(0);
+    let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md")).unwrap();
+    let rows = readme.lines().skip_while(|line| !line.starts_with("| Verb of ")).skip(2);
+    let rows = rows.take_while(|line| line.starts_with('|')).filter_map(|row| row.split('|').nth(1));
+    let named = rows.flat_map(|cell| cell.split('`').skip(1).step_by(2));
+    let named: BTreeSet<&str> = named.filter_map(|verb| verb.split(' ').next()).collect();
+    assert_eq!(named, verbs(&ran.stdout));
+}
+
 #[test]
 fn help_has_examples_and_goes_to_standard_output() {
     let house = House::new();
-    for verb in
-        "deploy list status scale update-image canary promote rollback stop start delete orphans pause refresh resume"
-            .split(' ')
-            .map(|verb| vec![verb])
-            .chain([vec!["regions", "add"], vec!["regions", "remove"]])
-    {
+    let help = house.run(&["inference", "--help"]).code(0).stdout;
+    let verbs = verbs(&help).into_iter().filter(|verb| *verb != "regions").map(|verb| vec![verb]);
+    for verb in verbs.chain([vec!["regions", "add"], vec!["regions", "remove"]]) {
         let ran = house.run(&[&["inference"], &verb[..], &["--help"]].concat()).code(0).says(&[
             "Examples:",
             "gco inference",

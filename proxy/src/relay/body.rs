@@ -12,13 +12,16 @@ use crate::exchange::Reason;
 /// The member that carries a leg's parameters.
 const PARAMETERS: &[u8] = b"kv_transfer_params";
 
+/// The same for the output of an encoder of images: it names the peer that a vLLM with an encoder cache fetches from.
+const ENCODER_PARAMETERS: &[u8] = b"ec_transfer_params";
+
 /// What begins the names of SGLang's hand-over members; a client's `bootstrap_room` that is there already ends schedulers.
 const BOOTSTRAP_PREFIX: &[u8] = b"bootstrap_";
 
 /// Members that name a data-parallel rank: which rank gets a request is part of the hand-over.
 const RANKS: [&[u8]; 3] = [b"data_parallel_rank", b"dp_rank", b"routed_dp_rank"];
 
-/// Members whose content engines lay beside their own parameters, where `kv_transfer_params` means the same as at the top.
+/// Members whose content engines lay beside their own parameters, where what steers a hand-over means the same as at the top.
 const SIDE_DOORS: [&[u8]; 3] = [b"vllm_xargs", b"extra_args", b"sampling_params"];
 
 /// Why a body is refused.
@@ -28,7 +31,7 @@ pub enum BodyError {
     #[error(transparent)]
     Json(#[from] JsonError),
     /// It brings parameters in through a side door.
-    #[error("{0} may not hold kv_transfer_params")]
+    #[error("{0} may not hold kv_transfer_params or another member that steers a hand-over")]
     SideDoor(String),
 }
 
@@ -42,7 +45,7 @@ pub struct Looked<'b> {
 
 /// Whether a client's member is kept from engines.
 fn is_stripped(key: &[u8]) -> bool {
-    key == PARAMETERS || key.starts_with(BOOTSTRAP_PREFIX) || RANKS.contains(&key)
+    key == PARAMETERS || key == ENCODER_PARAMETERS || key.starts_with(BOOTSTRAP_PREFIX) || RANKS.contains(&key)
 }
 
 /// Looks at a client's body.
@@ -239,6 +242,7 @@ mod tests {
     fn hand_over_members_of_a_client_never_pass_in_any_spelling() {
         assert_eq!(decode(r#"{"kv_transfer_params":{"a":[1]}, "b":2}"#, None), r#"{"b":2}"#);
         assert_eq!(decode(r#"{"b":2 , "\u006bv_transfer_params":{}}"#, None), r#"{"b":2}"#);
+        assert_eq!(decode(r#"{"\u0065c_transfer_params":{"h":{"peer_host":"x"}},"b":2}"#, None), r#"{"b":2}"#);
         assert_eq!(decode(r#"{"a":1, "bootstrap_room":7, "bootstrap_host":"x" , "b":2}"#, None), r#"{"a":1 , "b":2}"#);
         assert_eq!(decode(r#"{"data_parallel_rank":3}"#, None), "{}");
         assert_eq!(decode(r#"{"data_parallel_rank":3}"#, Some("{}")), r#"{"kv_transfer_params":{}}"#);
@@ -250,8 +254,10 @@ mod tests {
     #[test]
     fn parameters_in_a_side_door_are_refused() {
         for door in ["vllm_xargs", "extra_args", "sampling_params", "vllm\\u005fxargs"] {
-            let body = format!(r#"{{"{door}":{{"a":[{{"\u006bv_transfer_params":"x"}}]}}}}"#);
-            assert!(matches!(look(body.as_bytes()), Err(BodyError::SideDoor(_))), "{body}");
+            for name in ["\\u006bv_transfer_params", "ec_transfer_params", "dp_rank"] {
+                let body = format!(r#"{{"{door}":{{"a":[{{"{name}":"x"}}]}}}}"#);
+                assert!(matches!(look(body.as_bytes()), Err(BodyError::SideDoor(_))), "{body}");
+            }
             let harmless = format!(r#"{{"{door}":{{"a":"kv_transfer_params"}}}}"#);
             assert!(look(harmless.as_bytes()).is_ok());
         }

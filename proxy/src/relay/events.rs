@@ -109,13 +109,15 @@ fn says(data: &[u8]) -> First {
 }
 
 /// Whether each choice of a chat's event has a role, and neither text nor an end.
+///
+/// Usage, token ids of the prompt and whatever else stands beside the choices tells nothing of the KV.
 fn has_only_roles(chunk: &json::Object<'_>) -> bool {
+    let says_nothing = |value: &[u8]| matches!(value, b"null" | b"\"\"" | b"[]");
     let has_only_a_role = |choice: &[u8]| {
         let Ok(choice) = json::scan(choice) else { return false };
         let Some(Ok(delta)) = choice.value("delta").map(json::scan) else { return false };
-        let says_nothing = |value: &[u8]| matches!(value, b"null" | b"\"\"" | b"[]");
-        choice.value("finish_reason").is_none_or(|reason| reason == b"null")
-            && delta.value("role").is_some()
+        choice.value("finish_reason").is_none_or(says_nothing)
+            && delta.value("role").is_some_and(|role| !says_nothing(role))
             && delta
                 .members
                 .iter()
@@ -194,6 +196,9 @@ mod tests {
         let says = |text: &str| Held::new(true).push(Bytes::copy_from_slice(text.as_bytes()));
         assert_eq!(says(&chunk("{\"role\":\"assistant\"}", "null")), First::RoleOnly);
         assert_eq!(says(&chunk("{\"role\":\"assistant\",\"tool_calls\":[]}", "null")), First::RoleOnly);
+        let as_others = "{\"role\":\"assistant\",\"content\":null,\"refusal\":null,\"annotations\":[]}";
+        assert_eq!(says(&chunk(as_others, "\"\"")), First::RoleOnly);
+        assert_eq!(says(&chunk("{\"role\":null,\"content\":\"\"}", "null")), First::Good);
         assert_eq!(says(&chunk("{\"role\":\"assistant\",\"content\":\"a\"}", "null")), First::Good);
         assert_eq!(says(&chunk("{\"role\":\"assistant\",\"tool_calls\":[{}]}", "null")), First::Good);
         assert_eq!(says(&chunk("{\"role\":\"assistant\"}", "\"stop\"")), First::Good);

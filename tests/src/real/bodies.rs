@@ -106,7 +106,7 @@ const WAYS: [&str; 13] = [
     r#""extra_args":{"kv_transfer_params":VALUE}"#,
     r#""sampling_params":{"extra_args":{"kv_transfer_params":VALUE}}"#,
     r#""extra_body":{"kv_transfer_params":VALUE}"#,
-    r#""bootstrap_host":"127.0.0.1","bootstrap_room":7,"kv_transfer_params":VALUE"#,
+    r#""bootstrap_host":"127.0.0.1","bootstrap_room":7,"ec_transfer_params":VALUE,"kv_transfer_params":VALUE"#,
     r#""data_parallel_rank":99,"dp_rank":-1,"kv_transfer_params":VALUE"#,
     // Refused by the engine after the parameters were read: its clean-up is what ends it.
     r#""min_tokens":999,"kv_transfer_params":VALUE"#,

@@ -11,7 +11,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use futures::stream::{self, Stream, StreamExt as _};
 use gco_runtime::clock::{Clock as _, SystemClock};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::answer::{Completion, Event, Events};
@@ -24,6 +24,16 @@ use super::transfer::{Handover, Kv, LoadFailure, OnLoadFailure};
 
 /// The header that names the rank of a request.
 const RANK_HEADER: &str = "x-data-parallel-rank";
+
+/// What a stream says whose KV did not come, as Python writes JSON.
+const FAILED_STREAM: &[u8] = concat!(
+    r#"data: {"error": {"message": "Internal server error", "type": "InternalServerError", "param": null, "code": 500}}"#,
+    "\n\n"
+)
+.as_bytes();
+
+/// What is said to the request that ended the engine.
+const ENGINE_DEAD: &str = "EngineCore encountered an issue. See stack trace (above) for the root cause.";
 
 /// How long an answer with an assertion's 500 may take to leave before the process ends.
 const LAST_WORDS: Duration = Duration::from_millis(50);
@@ -58,7 +68,7 @@ pub(super) async fn complete(engine: &Arc<Engine>, kind: Kind, headers: &HeaderM
     );
     if let Some(Handover::EndsEngine) = job.handover {
         end_soon(engine);
-        return internal_error(500).into_response();
+        return Refusal { message: ENGINE_DEAD.to_owned(), ..internal_error(500) }.into_response();
     }
     let cutting = match order {
         Some(CompletionOrder::Cut { at, then }) => Some((Cutter::new(at), then)),
@@ -95,12 +105,6 @@ fn internal_error(status: u16) -> Refusal {
         message: "Internal server error".to_owned(),
         parameter: None,
     }
-}
-
-fn internal_error_value(status: u16) -> Value {
-    json!({"error": {
-        "message": "Internal server error", "type": "InternalServerError", "param": null, "code": status,
-    }})
 }
 
 /// The engine ends, after what is being said has been said.
@@ -288,7 +292,7 @@ impl Job {
             if let Some(said) = &mut state.failed {
                 *said += 1;
                 return match *said {
-                    1 => Some((Bytes::from(format!("data: {}\n\n", internal_error_value(500))), state)),
+                    1 => Some((Bytes::from_static(FAILED_STREAM), state)),
                     2 => Some((Bytes::from_static(b"data: [DONE]\n\n"), state)),
                     _ => None,
                 };

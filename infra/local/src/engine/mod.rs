@@ -36,8 +36,9 @@ pub use transfer::{
 /// The exit code of an engine whose port is taken: whoever chose the port may choose another one.
 pub const EXIT_CODE_PORT_TAKEN: u8 = 98;
 
-/// The exit code of an engine whose own assertion failed.
-const EXIT_CODE_ASSERTION: u8 = 1;
+/// The exit code of a server whose engine died, of its own assertion or because it was told to: the API server of vLLM 0.32.0
+/// ends itself then as if it had been asked to.
+const EXIT_CODE_ENGINE_DEAD: u8 = 0;
 
 /// Who answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -242,7 +243,7 @@ pub async fn serve(
         }
         () = engine.ends.cancelled() => {
             server.abort();
-            return Ok(Ended::Crashed { exit_code: EXIT_CODE_ASSERTION });
+            return Ok(Ended::Crashed { exit_code: EXIT_CODE_ENGINE_DEAD });
         }
         failed = &mut hand_over => return failed.map(|()| Ended::Drained),
         () = stop => {}
@@ -259,7 +260,7 @@ pub async fn serve(
                 Ok(result) => result.map(|()| Ended::Drained),
                 Err(problem) => Err(std::io::Error::other(problem)),
             },
-            () = engine.ends.cancelled() => Ok(Ended::Crashed { exit_code: EXIT_CODE_ASSERTION }),
+            () = engine.ends.cancelled() => Ok(Ended::Crashed { exit_code: EXIT_CODE_ENGINE_DEAD }),
             failed = hand_over => failed.map(|()| Ended::Drained),
         }
     };

@@ -240,7 +240,10 @@ async fn bad_bodies_are_refused_before_any_engine_is_asked() {
             r#"{"kv_transfer_params":1,"\u006bv_transfer_params":2}"#,
             "the member \"kv_transfer_params\" is in the JSON body twice",
         ),
-        (r#"{"vllm_xargs":{"kv_transfer_params":"x"}}"#, "vllm_xargs may not hold kv_transfer_params"),
+        (
+            r#"{"vllm_xargs":{"kv_transfer_params":"x"}}"#,
+            "vllm_xargs may not hold kv_transfer_params or another member that steers a hand-over",
+        ),
     ];
     for (body, message) in wrong {
         let got = post(proxy.address, "/v1/completions", body).await;

@@ -104,6 +104,21 @@ async fn mooncake(pair: &Pair, report: &mut Report) -> anyhow::Result<()> {
         verdict(answer.status == 500 && at_once, seen),
     );
 
+    let mut body = json!({"model": "tiny", "messages": [{"role": "user", "content": "failing chat"}], "stream": true});
+    body["kv_transfer_params"] = fetch(prefill, "nobody-prefills-for-a-chat").await?;
+    body["kv_transfer_params"]["remote_engine_id"] = json!("not-an-engine");
+    let text = decode.post("/v1/chat/completions", &body).await?.text();
+    let events: Vec<&str> = text.split_terminator("\n\n").filter_map(|event| event.strip_prefix("data: ")).collect();
+    let parsed =
+        |index: usize| events.get(index).and_then(|event| serde_json::from_str(event).ok()).unwrap_or(json!({}));
+    let good = parsed(0)["choices"][0]["delta"] == json!({"role": "assistant", "content": ""})
+        && parsed(1)["error"]["code"] == 500
+        && events.last() == Some(&"[DONE]");
+    report.check(
+        &pair.named("decode alone, a streamed chat without KV: its role, the failure, then [DONE]"),
+        verdict(good, format!("{text:?}")),
+    );
+
     let mut body = prompt("nothing kept");
     body["kv_transfer_params"] = json!({"do_remote_decode": true});
     let answer = prefill.post("/v1/completions", &body).await?;
@@ -197,8 +212,8 @@ fn said(answer: &Result<gco_local::loopback::Answer, impl Display>) -> String {
 async fn ends(pair: &Pair, report: &mut Report, engine: &RealEngine, what: &str, answer: &str) {
     let ended = tokio::time::timeout(ANSWER_BOUND, engine.process().ended()).await;
     let outcome = match ended {
-        Ok(Ok(status)) => Ok(format!("{answer}; ended with {status}")),
+        Ok(Ok(status)) => verdict(status.success(), format!("{answer}; ended with {status}")),
         _ => Err(format!("{answer}; it lives")),
     };
-    report.check(&pair.named(&format!("{what}: it ends")), outcome);
+    report.check(&pair.named(&format!("{what}: it ends, with status 0")), outcome);
 }
