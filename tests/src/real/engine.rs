@@ -3,11 +3,12 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, TcpListener};
-use std::ops::Sub;
+use std::ops::{Range, Sub};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 use gco_bed::wait;
 use gco_local::loopback::{Answer, LoopbackClient};
 use gco_runtime::environment::Environment;
@@ -83,10 +84,24 @@ struct Ports {
     side: u16,
 }
 
-/// A port that was free a moment ago.
+/// Where engines listen: below the ports that Linux gives to outgoing connections (from 32768 on). A prefill that is started
+/// anew finds its port free then; vLLM with NIXL waits for ever when its side channel's port is taken.
+const PORTS: Range<u16> = 20_000..32_000;
+
+/// A port that was free a moment ago, and that was not given out before.
 fn free_port() -> anyhow::Result<u16> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("looking for a free port")?;
-    Ok(listener.local_addr()?.port())
+    static GIVEN: AtomicU32 = AtomicU32::new(0);
+    let count = u32::from(PORTS.end - PORTS.start);
+    // Processes begin at places of their own: 97 is prime to the number of ports.
+    let begin = std::process::id() % count * 97;
+    for _ in 0..count {
+        let number = (begin + GIVEN.fetch_add(1, Ordering::Relaxed)) % count;
+        let port = PORTS.start + u16::try_from(number)?;
+        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+            return Ok(port);
+        }
+    }
+    bail!("none of the ports {PORTS:?} is free on loopback")
 }
 
 /// Prompt tokens by where their KV came from (`vllm:prompt_tokens_by_source_total`).
@@ -182,7 +197,7 @@ impl RealEngine {
     pub async fn is_up(&self) -> anyhow::Result<Duration> {
         let began = Instant::now();
         let is_up = wait::until(&format!("{} to be up", self.spec.name), START_BOUND, async || {
-            if self.process.exited().is_some() {
+            if self.process.exited().is_some() || self.process.said().contains("Address already in use") {
                 return Ok(false);
             }
             match self.client.get(self.ports.api, "/health", ANSWER_BOUND).await {
@@ -191,7 +206,7 @@ impl RealEngine {
             }
         })
         .await?;
-        ensure!(is_up, "{} ended: {}", self.spec.name, self.process.said());
+        ensure!(is_up, "{} ended, or a port of it is taken: {}", self.spec.name, self.process.said());
         Ok(began.elapsed())
     }
 
@@ -369,4 +384,17 @@ fn members(group: i32) -> anyhow::Result<Vec<i32>> {
         }
     }
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_of_engines_differ_and_no_outgoing_connection_gets_one() {
+        let first = free_port().unwrap();
+        let _taken = TcpListener::bind((Ipv4Addr::LOCALHOST, first)).unwrap();
+        let others: Vec<u16> = (0..4).map(|_| free_port().unwrap()).collect();
+        assert!(others.iter().all(|port| PORTS.contains(port) && *port != first), "{first}, {others:?}");
+    }
 }
