@@ -4,7 +4,7 @@
 #   tests/run.sh            small sizes (what continuous integration runs)
 #   tests/run.sh --full     the sizes whose figures the release notes quote
 #
-# On a fresh machine it needs: cargo (Rust 1.94.1 or newer), go 1.25 or newer, python3 with venv, node with npm, a C compiler.
+# On a fresh machine it needs: cargo (Rust 1.94.1 or newer), go 1.25 or newer, python3 with venv, node with npm, a C compiler, make.
 # The first run builds the Kubernetes control plane from Go modules (5 to 12 minutes on two cores) and keeps it in
 # ${XDG_CACHE_HOME:-$HOME/.cache}/gco-bed; set GCO_BED_BINARIES to a folder that already holds the four programs instead.
 set -euo pipefail

@@ -48,7 +48,7 @@ async fn with_one_of_two_engines_dead_or_unwell_no_request_fails() {
                 }
                 let settings = FleetSettings { breaker_open: Duration::from_secs(60), ..FleetSettings::default() };
                 let proxy = Proxy::with_fleet(&engines, options(connector, Fallback::Fail), settings).await;
-                for index in 0..150 {
+                for index in 0..1_000 {
                     let got = post(proxy.address, "/v1/completions", BODY).await;
                     assert_eq!((got.status, got.text().as_str()), (200, ANSWER), "{connector:?} {role:?} {index}");
                     assert_eq!(got.header("x-gco-exchange"), Some("transferred"));
