@@ -123,7 +123,7 @@ fn has_only_roles(chunk: &json::Object<'_>) -> bool {
                 .iter()
                 .all(|member| *member.key == *b"role" || says_nothing(&delta.bytes[member.value.clone()]))
     };
-    let choices = chunk.value("choices").and_then(json::elements);
+    let choices = chunk.value("choices").and_then(|choices| json::elements(choices, usize::MAX));
     choices.is_some_and(|choices| !choices.is_empty() && choices.into_iter().all(has_only_a_role))
 }
 

@@ -134,37 +134,21 @@ pub fn has_key_anywhere(bytes: &[u8], is_meant: impl Fn(&[u8]) -> bool) -> Optio
 }
 
 /// How many elements the array `bytes` has, and what the first one begins with; `None` when it is not an array.
+///
+/// Two elements say enough about a list of prompts, and are the most that are counted: a prompt as token ids may have hundreds
+/// of thousands.
 pub fn array_shape(bytes: &[u8]) -> Option<(usize, Option<u8>)> {
-    if bytes.first() != Some(&b'[') {
-        return None;
-    }
-    let mut at = skip_space(bytes, 1);
-    let first = *bytes.get(at)?;
-    if first == b']' {
-        return Some((0, None));
-    }
-    let mut count = 0;
-    loop {
-        at = skip_space(bytes, skip_value(bytes, at)?);
-        count += 1;
-        match bytes.get(at)? {
-            b',' => at = skip_space(bytes, at + 1),
-            b']' => return Some((count, Some(first))),
-            _ => return None,
-        }
-        // Two elements say enough about a list of prompts; a prompt as token ids may have hundreds of thousands.
-        if count == 2 {
-            return Some((count, Some(first)));
-        }
-    }
+    let first = elements(bytes, 2)?;
+    Some((first.len(), first.first().and_then(|element| element.first().copied())))
 }
 
-/// The elements of the array `bytes`; `None` when it is not one.
-pub fn elements(bytes: &[u8]) -> Option<Vec<&[u8]>> {
+/// The first elements of the array `bytes`, at most `most` of them; `None` when it is not one. What follows them is not looked
+/// at.
+pub fn elements(bytes: &[u8], most: usize) -> Option<SmallVec<[&[u8]; 2]>> {
     if bytes.first() != Some(&b'[') {
         return None;
     }
-    let mut elements = Vec::new();
+    let mut elements = SmallVec::new();
     let mut at = skip_space(bytes, 1);
     if *bytes.get(at)? == b']' {
         return Some(elements);
@@ -174,8 +158,9 @@ pub fn elements(bytes: &[u8]) -> Option<Vec<&[u8]>> {
         elements.push(&bytes[at..end]);
         at = skip_space(bytes, end);
         match bytes.get(at)? {
-            b',' => at = skip_space(bytes, at + 1),
             b']' => return Some(elements),
+            b',' if elements.len() == most => return Some(elements),
+            b',' => at = skip_space(bytes, at + 1),
             _ => return None,
         }
     }
@@ -541,10 +526,11 @@ mod tests {
     #[test]
     fn the_elements_of_an_array_are_found_whatever_is_in_them() {
         let expected: [&[u8]; 4] = [b"1", b"{\"a\":[2]}", b"\",]\"", b"[]"];
-        assert_eq!(elements(b"[ 1 ,{\"a\":[2]}, \",]\" , [] ]").unwrap(), expected);
-        assert_eq!(elements(b"[ ]"), Some(Vec::new()));
+        assert_eq!(elements(b"[ 1 ,{\"a\":[2]}, \",]\" , [] ]", 9).unwrap().as_slice(), expected);
+        assert_eq!(elements(b"[1,2,]", 2).unwrap().len(), 2, "the third is not looked at");
+        assert_eq!(elements(b"[ ]", 9).unwrap().len(), 0);
         for text in ["", "{}", "[", "[1", "[1 2]", "[1,", "[1,]"] {
-            assert_eq!(elements(text.as_bytes()), None, "{text}");
+            assert_eq!(elements(text.as_bytes(), 9), None, "{text}");
         }
     }
 }

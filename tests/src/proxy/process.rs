@@ -99,6 +99,12 @@ impl Logged {
         self.process.pid()
     }
 
+    /// The ids of its processes: see [`Supervised::members`].
+    #[must_use]
+    pub fn members(&self) -> Vec<i32> {
+        self.process.members()
+    }
+
     /// Sends a signal.
     ///
     /// # Errors

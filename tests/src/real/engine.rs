@@ -262,7 +262,7 @@ impl RealEngine {
             return killpg(group, signal).with_context(|| format!("killing {}", self.spec.name));
         }
         // The shell that ends the group when this suite is killed must not be frozen with it.
-        for process in members(self.process.pid())? {
+        for process in self.process.members() {
             kill(Pid::from_raw(process), signal).with_context(|| format!("{signal} to {}", self.spec.name))?;
         }
         Ok(())
@@ -366,24 +366,6 @@ impl RealEngine {
         .await?;
         Ok(())
     }
-}
-
-/// The processes of a group, without the shell that watches over it and that shell's `sleep`.
-fn members(group: i32) -> anyhow::Result<Vec<i32>> {
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir("/proc").context("listing processes")?.flatten() {
-        let Some(process) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
-        // One that has just ended has no file any more.
-        let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
-        // The name stands in brackets and may have spaces; the group is the third field after it.
-        let Some((name, rest)) = stat.rsplit_once(')') else { continue };
-        let name = name.split_once('(').map_or("", |(_, name)| name);
-        let in_group = rest.split_whitespace().nth(2).and_then(|field| field.parse().ok()) == Some(group);
-        if in_group && !matches!(name, "sh" | "dash" | "sleep") {
-            found.push(process);
-        }
-    }
-    Ok(found)
 }
 
 #[cfg(test)]

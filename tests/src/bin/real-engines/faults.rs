@@ -1,5 +1,7 @@
 //! Prefill dies in the middle of an exchange, and comes back.
 
+use std::time::Duration;
+
 use futures::future::join_all;
 use gco_bed::wait;
 use gco_tests::proxy::Reply;
@@ -23,22 +25,16 @@ pub(crate) async fn before_the_answer(pair: &Pair, report: &mut Report, known: &
             super::Kind::Mooncake => {
                 pair.decode.reaches("vllm:num_requests_waiting_by_reason", "reason=\"deferred\"", count).await?;
             }
-            super::Kind::Nixl => in_flight(pair, "role=\"prefill\"", count).await?,
+            super::Kind::Nixl => {
+                in_flight(pair, "the requests to be at prefill", |now| now >= count).await?;
+            }
         }
         let killed = Instant::now();
         pair.prefill.kill().await?;
         Ok::<_, anyhow::Error>(killed)
     };
     let (replies, killed) = tokio::join!(asked, dies);
-    let took = killed?.elapsed();
-    whole_by_decode(
-        pair,
-        report,
-        known,
-        replies,
-        "prefill killed before its answer: every client gets its whole answer from decode",
-    )?;
-    in_time(pair, report, took, began.elapsed(), "the fall-back when prefill is killed before its answer")
+    judge(pair, report, known, replies, "prefill killed before its answer", [killed?.elapsed(), began.elapsed()])
 }
 
 /// Decode is frozen until prefill has answered and is dead, so that the KV is gone when decode comes for it.
@@ -52,7 +48,11 @@ pub(crate) async fn after_the_answer(pair: &Pair, report: &mut Report, known: &[
         let all = finished + known.len() as f64;
         let reached = pair.prefill.reaches("vllm:request_success_total", "", all).await;
         // The proxy must have read the answers: otherwise they die with the connection, which is the other case.
-        let read = if reached.is_ok() { in_flight_gone(pair, "role=\"prefill\"").await } else { Ok(()) };
+        let read = if reached.is_ok() {
+            in_flight(pair, "prefill's answers to be read", |now| now == 0.0).await
+        } else {
+            Ok(())
+        };
         let killed = Instant::now();
         pair.prefill.kill().await?;
         pair.decode.signal(Signal::SIGCONT)?;
@@ -60,15 +60,7 @@ pub(crate) async fn after_the_answer(pair: &Pair, report: &mut Report, known: &[
         Ok::<_, anyhow::Error>(killed)
     };
     let (replies, killed) = tokio::join!(asked, dies);
-    let took = killed?.elapsed();
-    whole_by_decode(
-        pair,
-        report,
-        known,
-        replies,
-        "prefill killed before the hand-over: every client gets its whole answer from decode",
-    )?;
-    in_time(pair, report, took, began.elapsed(), "the fall-back when prefill is killed before the hand-over")
+    judge(pair, report, known, replies, "prefill killed before the hand-over", [killed?.elapsed(), began.elapsed()])
 }
 
 /// A new process at the same ports, with another engine id: exchanges go on.
@@ -93,12 +85,14 @@ pub(crate) async fn comes_back(pair: &mut Pair, report: &mut Report, known: &Kno
     Ok(())
 }
 
-fn whole_by_decode(
+/// Every client has its whole answer from decode, and in time: `since_kill` and `in_all` tell how long it took.
+fn judge(
     pair: &Pair,
     report: &mut Report,
     known: &[Known],
     replies: Vec<anyhow::Result<Reply>>,
     what: &str,
+    [since_kill, in_all]: [Duration; 2],
 ) -> anyhow::Result<()> {
     let (mut wrong, mut reasons) = (Vec::new(), Vec::new());
     for (one, reply) in known.iter().zip(replies) {
@@ -112,40 +106,25 @@ fn whole_by_decode(
     reasons.sort();
     reasons.dedup();
     let seen = format!("{} of {}: {}", known.len() - wrong.len(), known.len(), reasons.join(", "));
-    report.check(&pair.named(what), if wrong.is_empty() { Ok(seen) } else { Err(format!("{seen}; {}", wrong[0])) });
-    Ok(())
-}
-
-fn in_time(
-    pair: &Pair,
-    report: &mut Report,
-    since_kill: std::time::Duration,
-    in_all: std::time::Duration,
-    what: &str,
-) -> anyhow::Result<()> {
+    report.check(
+        &pair.named(&format!("{what}: every client gets its whole answer from decode")),
+        if wrong.is_empty() { Ok(seen) } else { Err(format!("{seen}; {}", wrong[0])) },
+    );
     let seen = format!("{} after the kill, {} in all", seconds(since_kill), seconds(in_all));
-    let limit = HAND_OFF + GRACE;
-    let what =
-        format!("{what} is whole within the hand-off deadline ({} s) + {} s", HAND_OFF.as_secs(), GRACE.as_secs());
-    report.check(&pair.named(&what), if since_kill <= limit { Ok(seen) } else { Err(seen) });
+    let (deadline, grace) = (HAND_OFF.as_secs(), GRACE.as_secs());
+    report.check(
+        &pair.named(&format!("{what}: whole within the hand-off deadline ({deadline} s) + {grace} s")),
+        if since_kill <= HAND_OFF + GRACE { Ok(seen) } else { Err(seen) },
+    );
     Ok(())
 }
 
-/// Waits until the proxy has so many requests at engines of a role.
-async fn in_flight(pair: &Pair, role: &str, least: f64) -> anyhow::Result<()> {
-    wait::until("the requests to be at prefill", ANSWER_BOUND, async || {
-        let now = pair.proxy.metric("gco_proxy_in_flight", role).await.map_err(|problem| format!("{problem:#}"))?;
-        if now >= least { Ok(()) } else { Err(now.to_string()) }
-    })
-    .await?;
-    Ok(())
-}
-
-/// Waits until the proxy has no request at engines of a role.
-async fn in_flight_gone(pair: &Pair, role: &str) -> anyhow::Result<()> {
-    wait::until("prefill's answers to be read", ANSWER_BOUND, async || {
-        let now = pair.proxy.metric("gco_proxy_in_flight", role).await.map_err(|problem| format!("{problem:#}"))?;
-        if now == 0.0 { Ok(()) } else { Err(now.to_string()) }
+/// Waits until the number of the proxy's requests at prefill is as it should be.
+async fn in_flight(pair: &Pair, what: &str, is_reached: impl Fn(f64) -> bool) -> anyhow::Result<()> {
+    wait::until(what, ANSWER_BOUND, async || {
+        let now = pair.proxy.metric("gco_proxy_in_flight", "role=\"prefill\"").await;
+        let now = now.map_err(|problem| format!("{problem:#}"))?;
+        if is_reached(now) { Ok(()) } else { Err(now.to_string()) }
     })
     .await?;
     Ok(())
