@@ -18,7 +18,7 @@ if [ -z "${GCO_BED_BINARIES:-}" ]; then
 fi
 
 echo "building gco, gco-local, gco-engine, gco-proxy and gco-monitor (about 5 minutes the first time on two cores)" >&2
-cargo build --locked --quiet -p gco -p gco-local -p gco-proxy -p gco-monitor --features gco-monitor/embedded-table
+cargo build --locked -p gco -p gco-local -p gco-proxy -p gco-monitor --features gco-monitor/embedded-table
 
 target="$(cargo metadata --locked --no-deps --format-version 1 | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')"
 exec "$target/debug/gco-local" up --sample "$@"
